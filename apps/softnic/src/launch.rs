@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use soft_nic::config::{
     CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, Key, LinkLayer, LinkPath, STATS_VARIABLE,
 };
@@ -56,68 +56,51 @@ struct Run {
     /// Configuration file; options on the command line override it [default: the file that SOFTNIC_NIC_TOML names, if it is set].
     #[arg(long, value_name = "NIC.TOML")]
     config: Option<PathBuf>,
-    #[command(flatten)]
-    keys: Options,
-    /// Run the NIC from inside the program's own ibv_poll_cq too (for two busy programs on two cores).
-    #[arg(long)]
-    pump: bool,
     /// The program and its arguments.
     #[arg(value_name = "COMMAND", required = true, last = true)]
     command: Vec<OsString>,
 }
 
-/// The options that set keys of the configuration file: key, option and value.
-#[derive(Debug)]
-struct Options(Vec<(&'static str, &'static str, String)>);
+/// The command line, with an option for each key of the configuration file that has one.
+fn command() -> clap::Command {
+    let options = options().map(|(key, option, value)| {
+        // What is wrong with a negative number is for its key to say.
+        let is_number = value.is_some_and(|value| ["N", "X", "P", "TIME", "BYTES"].contains(&value));
+        let option = Arg::new(key.name).long(option).help(explained(key)).allow_hyphen_values(is_number);
+        match value {
+            Some(value) => option.value_name(value),
+            None => option.num_args(0).action(ArgAction::Set).default_missing_value("true"),
+        }
+    });
+    Cli::command().mut_subcommand("run", |run| run.args(options))
+}
 
 /// Keys with the option for each, and the name of its value.
-fn options() -> impl Iterator<Item = (&'static Key, &'static str, &'static str)> {
-    KEYS.iter().filter_map(|key| key.option.split_once(' ').map(|(option, value)| (key, option, value)))
+fn options() -> impl Iterator<Item = (&'static Key, &'static str, Option<&'static str>)> {
+    KEYS.iter().filter(|key| !key.option.is_empty()).map(|key| match key.option.split_once(' ') {
+        Some((option, value)) => (key, option, Some(value)),
+        None => (key, key.option, None),
+    })
 }
 
-impl Args for Options {
-    fn augment_args(command: clap::Command) -> clap::Command {
-        command.args(options().map(|(key, option, value)| {
-            // What is wrong with a negative number is for its key to say.
-            let is_number = ["N", "X", "P", "TIME", "BYTES"].contains(&value);
-            let help = format!("{} ({})", key.meaning, key.allowed);
-            Arg::new(key.name).long(option).value_name(value).help(help).allow_hyphen_values(is_number)
-        }))
-    }
-
-    fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        Options::augment_args(command)
-    }
-}
-
-impl FromArgMatches for Options {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Options, clap::Error> {
-        let given = options().filter_map(|(key, option, _)| {
-            Some((key.name, option, matches.get_one::<String>(key.name)?.clone()))
-        });
-        Ok(Options(given.collect()))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Options::from_arg_matches(matches)?;
-        Ok(())
-    }
+/// What a key sets, what its value may be, and its default, if it has one.
+fn explained(Key { name, meaning, allowed, .. }: &Key) -> String {
+    static DEFAULTS: LazyLock<String> = LazyLock::new(|| Config::default().to_toml());
+    let default = DEFAULTS.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
+    let default = default.map_or_else(String::new, |value| format!("; default {value}"));
+    format!("{meaning} ({allowed}{default})")
 }
 
 /// Its own, and that of what processes of a fabric share.
 static VERSION: LazyLock<String> =
     LazyLock::new(|| format!("{} (fabric version {})", env!("CARGO_PKG_VERSION"), soft_nic::link::VERSION));
 
-/// Keys of the configuration file, and what must be true of the program.
+/// Keys of the configuration file that are no options, and what must be true of the program.
 fn after_help() -> String {
-    let defaults = Config::default().to_toml();
-    let default = |name: &str| defaults.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
-    let keys = KEYS.iter().map(|key| {
-        let default = default(key.name).map_or_else(String::new, |value| format!("; default {value}"));
-        format!("  {:<17} {} ({}{default})", key.name, key.meaning, key.allowed)
-    });
+    let keys = KEYS.iter().filter(|key| key.option.is_empty());
+    let keys = keys.map(|key| format!("  {:<17} {}", key.name, explained(key)));
     format!(
-        "Keys of the configuration file; those listed above are options too:\n{}\n\n\
+        "Keys of the configuration file are the options above but --config, with _ in the place of -, and:\n{}\n\n\
          The program must be dynamically linked with glibc, 64-bit and not set-uid: the library reaches it by LD_PRELOAD.\n\
          SOFTNIC_LOG=1 in the environment prints every command of the program's driver to stderr.\n\n\
          Examples:\n  softnic run -- ibv_devinfo -v\n  \
@@ -129,12 +112,12 @@ fn after_help() -> String {
 /// Parses, checks and becomes the program. Returns only for `--help`, or with what was wrong.
 pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<()> {
     let arguments: Vec<OsString> = arguments.collect();
-    if let Some(written) = manual::asked(Cli::command(), arguments.clone()) {
+    if let Some(written) = manual::asked(command(), arguments.clone()) {
         return Ok(written.map(drop)?);
     }
     let is_ctl = arguments.get(1).is_some_and(|action| action == "ctl");
-    let cli = match Cli::try_parse_from(&arguments) {
-        Ok(cli) => cli,
+    let (cli, given) = match parse(&arguments) {
+        Ok(parsed) => parsed,
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             // A reader as `head` may close stdout early.
             let _ = error.print();
@@ -145,16 +128,25 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<()> {
         }
     };
     match cli.action {
-        Action::Run(run) => start(&run),
+        Action::Run(run) => start(&run, &given),
         Action::Ctl(ctl) => ctl::run(&ctl),
         Action::Replay(asked) => replay::run_replay(&asked),
         Action::Trace(asked) => replay::run_trace(&asked),
     }
 }
 
+/// The command, and the options that were given.
+fn parse(
+    words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+) -> clap::error::Result<(Cli, ArgMatches)> {
+    let given = command().try_get_matches_from(words)?;
+    let cli = Cli::from_arg_matches(&given)?;
+    Ok((cli, given.subcommand_matches("run").cloned().unwrap_or_default()))
+}
+
 /// The command that these words name, down to its subcommand; `softnic run` where they name none.
 fn named_command(words: &[OsString]) -> String {
-    let (mut command, mut path) = (&Cli::command(), "softnic".to_owned());
+    let (mut command, mut path) = (&command(), "softnic".to_owned());
     for word in words.iter().skip(1) {
         let Some(next) = command.find_subcommand(word) else { continue };
         path += &format!(" {}", next.get_name());
@@ -165,11 +157,9 @@ fn named_command(words: &[OsString]) -> String {
 
 /// What clap says, without its usage and tips.
 fn first_paragraph(error: &clap::Error, is_ctl: bool) -> String {
-    if is_ctl && error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return "no command given, the usage is softnic ctl COMMAND".to_owned();
-    }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return "no command given, the usage is softnic run [OPTIONS] -- COMMAND…".to_owned();
+        let usage = if is_ctl { "ctl COMMAND" } else { "run [OPTIONS] -- COMMAND…" };
+        return format!("no command given, the usage is softnic {usage}");
     }
     let text = error.render().to_string();
     let paragraph = text.split("\n\n").next().unwrap_or_default();
@@ -196,8 +186,8 @@ fn first_paragraph(error: &clap::Error, is_ctl: bool) -> String {
     format!("{reason}{tip}")
 }
 
-fn start(run: &Run) -> Result<()> {
-    let config = configuration(run)?;
+fn start(run: &Run, given: &ArgMatches) -> Result<()> {
+    let config = configuration(run, given)?;
     let library = library()?;
     let (name, arguments) = run.command.split_first().context("no COMMAND given")?;
     let path = program::find(name)?;
@@ -217,7 +207,7 @@ fn start(run: &Run) -> Result<()> {
 }
 
 /// The file's settings, with the options on top.
-fn configuration(run: &Run) -> Result<Config> {
+fn configuration(run: &Run, given: &ArgMatches) -> Result<Config> {
     let named = std::env::var_os(FILE_VARIABLE).filter(|named| !named.is_empty());
     let file = match &run.config {
         Some(file) => Some((file.clone(), "--config")),
@@ -232,10 +222,11 @@ fn configuration(run: &Run) -> Result<Config> {
             Config::parse(&text, &name)?
         }
     };
-    for (key, option, value) in &run.keys.0 {
-        config.set_text(key, value, &format!("--{option}"))?;
+    for (Key { name, .. }, option, _) in options() {
+        if let Some(value) = given.get_one::<String>(name) {
+            config.set_text(name, value, &format!("--{option}"))?;
+        }
     }
-    config.pump |= run.pump;
     prepare_wire(&mut config)?;
     if let Some(file) = &mut config.stats {
         (*file, _) = appendable("stats file", file, 0o666)?;
@@ -390,11 +381,14 @@ mod tests {
 
     #[test]
     fn help_shows_the_default_of_every_key_that_has_one() {
-        let help = after_help();
+        let help = command().find_subcommand_mut("run").unwrap().render_long_help().to_string();
+        let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
         for line in Config::default().to_toml().lines() {
             let (key, value) = line.split_once(" = ").unwrap();
-            let said = help.lines().find(|line| line.trim_start().starts_with(&format!("{key} "))).unwrap();
+            let known = KEYS.iter().find(|known| known.name == key).unwrap();
+            let said = explained(known);
             assert!(said.ends_with(&format!("; default {value})")), "{said}");
+            assert_eq!(words.matches(&said).count(), 1, "{said}");
         }
     }
 
@@ -434,9 +428,9 @@ mod tests {
     #[test]
     fn only_its_user_reads_a_recording() {
         let file = std::env::temp_dir().join(format!("softnic-launch-{}.rec", std::process::id()));
-        let cli = Cli::try_parse_from(["softnic", "run", "--record", file.to_str().unwrap(), "--", "x"]);
-        let Action::Run(run) = cli.unwrap().action else { panic!("not run") };
-        configuration(&run).unwrap();
+        let (cli, given) = parse(["softnic", "run", "--record", file.to_str().unwrap(), "--", "x"]).unwrap();
+        let Action::Run(run) = cli.action else { panic!("not run") };
+        configuration(&run, &given).unwrap();
         let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap());
         std::fs::remove_file(&file).unwrap();
         assert_eq!(mode & 0o777, 0o600);
@@ -447,12 +441,13 @@ mod tests {
         let file = std::env::temp_dir().join(format!("softnic-launch-{}.toml", std::process::id()));
         std::fs::write(&file, "devices = 3\nmodel = \"cx5\"\n").unwrap();
         let name = file.to_str().unwrap();
-        let cli = Cli::try_parse_from([
-            "softnic", "run", "--config", name, "--model", "cx7", "--fabric", "7", "--", "x",
-        ]);
-        let Action::Run(run) = cli.unwrap().action else { panic!("not run") };
-        let config = configuration(&run).unwrap();
+        let words =
+            ["softnic", "run", "--config", name, "--model", "cx7", "--fabric", "7", "--pump", "--", "x"];
+        let (cli, given) = parse(words).unwrap();
+        let Action::Run(run) = cli.action else { panic!("not run") };
+        let config = configuration(&run, &given).unwrap();
         std::fs::remove_file(&file).unwrap();
         assert_eq!((config.devices, config.model.word(), config.fabric.as_str()), (3, "cx7", "7"));
+        assert!(config.pump);
     }
 }

@@ -41,7 +41,8 @@ pub struct Key {
     pub allowed: &'static str,
     /// What it sets.
     pub meaning: &'static str,
-    /// The launcher's option for it and the name of the option's value, with a space between; empty where there is none.
+    /// The launcher's option for it and the name of the option's value, if it takes one, with a space between; empty where there
+    /// is none.
     pub option: &'static str,
     set: fn(&mut Config, &toml::Value) -> Option<()>,
 }
@@ -139,7 +140,7 @@ settings! {
         "one-way delay of everything that the NIC sends", "delay TIME";
     pump: bool = false, toml::Value::as_bool,
         "true or false",
-        "run the NIC from inside the program's own ibv_poll_cq too (for two busy programs on two cores)", "";
+        "run the NIC from inside the program's own ibv_poll_cq too (for two busy programs on two cores)", "pump";
     fabric: String = "default".to_owned(), fabric,
         "1 to 64 of the characters a-z A-Z 0-9 . _ -",
         "name of the fabric; only processes that name the same one reach each other", "fabric NAME";
@@ -215,7 +216,7 @@ impl Config {
     pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| ConfigError::Syntax {
             origin: origin.to_owned(),
-            line: 1 + error.span().map_or(0, |span| newlines(&text[..span.start.min(text.len())])),
+            line: error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count()),
             reason: one_line(error.message()),
         })?;
         let mut config = Self::default();
@@ -328,10 +329,6 @@ fn file_name(value: &toml::Value) -> Option<String> {
     let name = value.as_str()?;
     let good = !name.is_empty() && name.len() < 4096 && !name.chars().any(char::is_control);
     good.then(|| name.to_owned())
-}
-
-fn newlines(text: &str) -> usize {
-    text.bytes().filter(|&byte| byte == b'\n').count()
 }
 
 fn one_line(text: &str) -> String {

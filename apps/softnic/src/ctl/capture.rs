@@ -9,7 +9,7 @@ use clap::Args;
 use soft_nic::control::{Blocks, call_for_packets};
 use soft_nic::link::capture::pcapng::BlockKind;
 
-use super::nics::RunningNics;
+use super::nics::{RunningNics, put};
 
 /// The process whose packets are captured, and the file they go to.
 #[derive(Debug, Args)]
@@ -55,12 +55,10 @@ pub fn run(options: &Capture) -> Result<()> {
     } else {
         println!("{said}")
     }
-    match options.packets {
-        Some(wanted) if packets < wanted => {
-            bail!("process {} ended after {packets} of {wanted} packets", options.pid)
-        }
-        _ => Ok(()),
+    if let Some(wanted) = options.packets.filter(|wanted| packets < *wanted) {
+        bail!("process {} ended after {packets} of {wanted} packets", options.pid);
     }
+    Ok(())
 }
 
 /// Writes whole blocks, so that the file can be read whenever we are stopped. Statistics come as a sign of life too; those
@@ -85,16 +83,12 @@ fn write(blocks: &mut Blocks, out: &mut impl Write) -> Result<Tally> {
             BlockKind::Other => bytes.extend_from_slice(block),
         }
         if !blocks.has_next() || bytes.len() > 1 << 20 {
-            match out.write_all(&bytes).and_then(|()| out.flush()) {
-                // A reader that closes the pipe early, as `head` does, wants no more.
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(tally),
-                written => written?,
+            if !put(out, &bytes)? {
+                return Ok(tally);
             }
             bytes.clear();
         }
     }
-    match out.write_all(&last).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(tally),
-    }
+    put(out, &last)?;
+    Ok(tally)
 }

@@ -77,12 +77,15 @@ pub fn program_of(pid: u32) -> String {
     control::printable(name.trim_end())
 }
 
-/// Writes to stdout. False: a reader as `head` has closed it early and wants no more.
+/// Writes to stdout. False: as of [`put`].
 pub fn show(text: &str) -> Result<bool> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
+    put(&mut std::io::stdout().lock(), text.as_bytes()).context("writing to stdout")
+}
+
+/// Writes all of it. False: a reader as `head` has closed its end early and wants no more.
+pub fn put(out: &mut impl Write, bytes: &[u8]) -> std::io::Result<bool> {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(error).context("writing to stdout"),
+        written => written.map(|()| true),
     }
 }

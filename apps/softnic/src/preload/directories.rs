@@ -41,6 +41,14 @@ unsafe fn listing<'a>(stream: *mut libc::DIR) -> Option<&'a mut Listing> {
 
 fn open_listing(path: &str, fd: Option<c_int>) -> *mut libc::DIR {
     let Some(index) = virtual_tree().directory_index(path) else { return fail_null(libc::ENOENT) };
+    let stream = Box::into_raw(Box::new(Listing { index, fd, entries: entries(path), next: 0 }));
+    locked(&LISTINGS).push(stream as usize);
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    stream.cast()
+}
+
+/// What a directory of the tree has, `.` and `..` first.
+fn entries(path: &str) -> Vec<libc::dirent> {
     let own = entry(".", &Node::Directory, path);
     let above = entry("..", &Node::Directory, path.rsplit_once('/').map_or("/", |(above, _)| above));
     let names =
@@ -49,10 +57,7 @@ fn open_listing(path: &str, fd: Option<c_int>) -> *mut libc::DIR {
     for (position, entry) in entries.iter_mut().enumerate() {
         entry.d_off = position as i64 + 1;
     }
-    let stream = Box::into_raw(Box::new(Listing { index, fd, entries, next: 0 }));
-    locked(&LISTINGS).push(stream as usize);
-    COUNT.fetch_add(1, Ordering::Relaxed);
-    stream.cast()
+    entries
 }
 
 fn entry(name: &str, node: &Node, path: &str) -> libc::dirent {
@@ -177,16 +182,8 @@ type Compare = Option<unsafe extern "C" fn(*mut *const libc::dirent, *mut *const
 /// # Safety
 /// The program's own callbacks and a place for the list.
 unsafe fn scan(path: &str, list: *mut *mut *mut libc::dirent, filter: Filter, compare: Compare) -> c_int {
-    let stream = open_listing(path, None);
-    if stream.is_null() {
-        return -1;
-    }
-    // SAFETY: just opened, and no other code has it.
-    let entries = unsafe { listing(stream) }.map(|listing| listing.entries.clone()).unwrap_or_default();
-    // SAFETY: just opened, and no other code has it.
-    unsafe { closedir(stream) };
     let mut kept: Vec<*mut libc::dirent> = Vec::new();
-    for entry in &entries {
+    for entry in &entries(path) {
         // SAFETY: the program's filter takes an entry.
         if filter.is_some_and(|filter| unsafe { filter(entry) } == 0) {
             continue;

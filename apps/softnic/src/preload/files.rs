@@ -129,23 +129,18 @@ fn stat_of(attributes: &Attributes) -> libc::stat {
 
 /// What an `…at` call means, when it is about something of ours.
 fn attributes_at(directory: c_int, path: *const c_char, flags: c_int) -> Result<Attributes, Place> {
-    if let Some(found) = empty_path(directory, path, flags) {
+    // SAFETY: a null path is allowed with AT_EMPTY_PATH, of a descriptor itself; any other is a C string.
+    let is_empty = || path.is_null() || unsafe { *path } == 0;
+    if flags & libc::AT_EMPTY_PATH != 0
+        && is_empty()
+        && let Some(found) = attributes_of(directory)
+    {
         return Ok(found);
     }
     match locate(directory, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0) {
         Place::Node(path, node) => Ok(Tree::attributes(&path, node)),
         other => Err(other),
     }
-}
-
-/// `AT_EMPTY_PATH` on a descriptor of ours: the file itself.
-fn empty_path(directory: c_int, path: *const c_char, flags: c_int) -> Option<Attributes> {
-    if flags & libc::AT_EMPTY_PATH == 0 {
-        return None;
-    }
-    // SAFETY: a null path is allowed with AT_EMPTY_PATH; any other is a C string.
-    let empty = path.is_null() || unsafe { *path } == 0;
-    if empty { attributes_of(directory) } else { None }
 }
 
 /// Attributes of a descriptor that is a directory or a device of ours: the kernel would speak of a file, or a pipe.

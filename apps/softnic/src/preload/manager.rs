@@ -86,8 +86,5 @@ pub fn write(number: u32, fd: c_int, address: u64, len: usize) -> isize {
             }
         }
     });
-    match written {
-        Ok(len) => len as isize,
-        Err(errno) => fail(errno) as isize,
-    }
+    written.map_or_else(|errno| fail(errno) as isize, |len| len as isize)
 }

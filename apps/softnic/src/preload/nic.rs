@@ -214,10 +214,7 @@ pub fn ioctl(number: u32, address: u64) -> c_int {
             .command(|server| soft_nic::abi::ioctl(server, &mut open, address))
             .map_err(|error| error.errno)
     });
-    match done {
-        Ok(()) => 0,
-        Err(errno) => fail(errno),
-    }
+    done.map_or_else(fail, |()| 0)
 }
 
 /// Maps a page of a device file.

@@ -21,16 +21,12 @@ pub struct VirtualTree {
 pub fn virtual_tree() -> &'static VirtualTree {
     static TREE: OnceLock<VirtualTree> = OnceLock::new();
     TREE.get_or_init(|| {
-        let (config, devices) = match Config::from_environment() {
-            Ok(config) => (config, true),
-            Err(error) => {
-                log(&format!("{error}; no device is shown"));
-                (Config::default(), false)
-            }
-        };
+        let config = Config::from_environment().unwrap_or_else(|error| {
+            log(&format!("{error}; no device is shown"));
+            Config { devices: 0, ..Config::default() }
+        });
         let machine = machine(&config);
-        let shown = if devices { config.clone() } else { Config { devices: 0, ..config.clone() } };
-        let tree = sysfs::build(&shown, &machine);
+        let tree = sysfs::build(&config, &machine);
         let is_directory = |path: &&str| tree.node(path) == Some(&Node::Directory);
         let directories = tree.paths().filter(is_directory).map(str::to_owned).collect();
         VirtualTree { config, machine, tree, directories }

@@ -5,6 +5,7 @@
 //! through [`Memory`], which turns a bad one into `EFAULT`. Left out: arrays of handles and enum attributes (no method
 //! that the NIC knows takes one).
 
+use mlx5_device::Answer;
 use mlx5_device::command::{CommandError, refusal, refuse_if};
 use mlx5_device::memory::Memory;
 
@@ -57,11 +58,9 @@ pub struct Spec {
     pub mandatory: bool,
 }
 
-/// A method of an object, with all attributes it knows.
+/// A method, with all attributes it knows.
 #[derive(Debug)]
 pub struct Method {
-    pub object: u16,
-    pub method: u16,
     pub name: &'static str,
     pub attributes: &'static [Spec],
 }
@@ -116,17 +115,17 @@ struct Attribute {
 /// A decoded call.
 pub struct Command<'m> {
     memory: &'m dyn Memory,
-    pub method: &'static Method,
+    pub method: Method,
     attributes: Vec<Attribute>,
 }
 
 impl<'m> Command<'m> {
-    /// Copies and checks the call whose header is at `address`. `find` gives a method's table.
-    pub fn decode(
+    /// Copies and checks the call whose header is at `address`. `find` gives a method's table, and what answers it.
+    pub fn decode<H>(
         memory: &'m dyn Memory,
         address: u64,
-        find: impl Fn(u16, u16) -> Result<&'static Method, CommandError>,
-    ) -> Result<Self, CommandError> {
+        find: impl FnOnce(u16, u16) -> Answer<(Method, H)>,
+    ) -> Answer<(Self, H)> {
         let mut header = [0; ioctl_hdr::SIZE];
         memory.read(address, &mut header).map_err(fault)?;
         let header = Reader(&header);
@@ -137,7 +136,7 @@ impl<'m> Command<'m> {
         refuse_if!(!fits, EINVAL, "a header of {length} bytes for {count} attributes");
         let reserved = header.u64(ioctl_hdr::reserved1) != 0 || header.u32(ioctl_hdr::reserved2) != 0;
         refuse_if!(reserved, EPROTONOSUPPORT, "reserved words of the header are not zero");
-        let method = find(object, method)?;
+        let (method, handler) = find(object, method)?;
         let driver = header.u32(ioctl_hdr::driver);
         refuse_if!(driver != DRIVER_MLX5, EINVAL, "driver id {driver}, this is an mlx5 device (1)");
         let mut raw = vec![0; count * attr::SIZE];
@@ -147,52 +146,44 @@ impl<'m> Command<'m> {
         for (index, bytes) in raw.chunks_exact(attr::SIZE).enumerate() {
             command.take(Reader(bytes), first.wrapping_add((index * attr::SIZE) as u64))?;
         }
-        match method.attributes.iter().find(|spec| spec.mandatory && command.get(spec.id).is_none()) {
-            Some(spec) => Err(refusal!(EINVAL, "{}: attribute {:#x} is missing", method.name, spec.id)),
-            None => Ok(command),
+        let Method { name, attributes } = command.method;
+        match attributes.iter().find(|spec| spec.mandatory && command.get(spec.id).is_none()) {
+            Some(spec) => Err(refusal!(EINVAL, "{name}: attribute {:#x} is missing", spec.id)),
+            None => Ok((command, handler)),
         }
     }
 
     /// Checks one attribute against its spec and keeps it; unknown optional ones are passed over, as a kernel does.
-    fn take(&mut self, raw: Reader<'_>, address: u64) -> Result<(), CommandError> {
+    fn take(&mut self, raw: Reader<'_>, address: u64) -> Answer<()> {
         let (id, len, flags) = (raw.u16(attr::id), raw.u16(attr::len), raw.u16(attr::flags));
         let data = raw.u64(attr::data);
         let name = self.method.name;
         let Some(spec) = self.method.attributes.iter().find(|spec| spec.id == id) else {
-            return if flags & MANDATORY == 0 {
-                Ok(())
-            } else {
-                Err(refusal!(EPROTONOSUPPORT, "{name}: unknown mandatory attribute {id:#x}"))
-            };
+            refuse_if!(
+                flags & MANDATORY != 0,
+                EPROTONOSUPPORT,
+                "{name}: unknown mandatory attribute {id:#x}"
+            );
+            return Ok(());
         };
-        let bad = |what: String| Err(refusal!(EINVAL, "{name}: attribute {id:#x}: {what}"));
-        if self.get(id).is_some() {
-            return bad("given twice".to_owned());
-        }
-        if raw.u16(attr::reserved) != 0 {
-            return bad("reserved bits set".to_owned());
-        }
+        let what = format!("{name}: attribute {id:#x}");
+        refuse_if!(self.get(id).is_some(), EINVAL, "{what}: given twice");
+        refuse_if!(raw.u16(attr::reserved) != 0, EINVAL, "{what}: reserved bits set");
         let mut input = Vec::new();
         match spec.kind {
             Kind::In { min, .. } | Kind::Out { min } if len < min => {
-                return bad(format!("{len} bytes, {min} needed"));
+                return Err(refusal!(EINVAL, "{what}: {len} bytes, {min} needed"));
             }
             Kind::In { max, .. } => {
                 input = self.copy_in(len, data)?;
-                if input.iter().skip(usize::from(max)).any(|&byte| byte != 0) {
-                    let reason =
-                        format!("{name}: attribute {id:#x}: bytes after the known {max} are not zero");
-                    return Err(refuse(libc::EOPNOTSUPP, reason));
-                }
+                let unknown = input.iter().skip(usize::from(max)).any(|&byte| byte != 0);
+                refuse_if!(unknown, EOPNOTSUPP, "{what}: bytes after the known {max} are not zero");
             }
             Kind::Out { .. } => {}
             Kind::Handle | Kind::NewHandle | Kind::Fd | Kind::NewFd => {
-                if len != 0 {
-                    return bad(format!("length {len} for a handle"));
-                }
-                if spec.kind == Kind::Handle && data > u64::from(u32::MAX) {
-                    return bad(format!("handle {data:#x} is no 32-bit number"));
-                }
+                refuse_if!(len != 0, EINVAL, "{what}: length {len} for a handle");
+                let wide = spec.kind == Kind::Handle && data > u64::from(u32::MAX);
+                refuse_if!(wide, EINVAL, "{what}: handle {data:#x} is no 32-bit number");
             }
         }
         self.attributes.push(Attribute { spec, address, len, flags, data, input });
@@ -200,7 +191,7 @@ impl<'m> Command<'m> {
     }
 
     /// Up to eight bytes sit in the attribute itself, more behind its pointer.
-    fn copy_in(&self, len: u16, data: u64) -> Result<Vec<u8>, CommandError> {
+    fn copy_in(&self, len: u16, data: u64) -> Answer<Vec<u8>> {
         let len = usize::from(len);
         if len <= 8 {
             return Ok(data.to_ne_bytes()[..len].to_vec());
@@ -237,7 +228,7 @@ impl<'m> Command<'m> {
     }
 
     /// A handle of a mandatory attribute.
-    pub fn expect_handle(&self, id: u16) -> Result<u32, CommandError> {
+    pub fn expect_handle(&self, id: u16) -> Answer<u32> {
         let missing = || refusal!(EINVAL, "{}: handle {id:#x} is missing", self.method.name);
         self.handle(id).ok_or_else(missing)
     }
@@ -253,7 +244,7 @@ impl<'m> Command<'m> {
     }
 
     /// Writes an output attribute: as much as fits, zeros after it, and the flag that says "valid".
-    pub fn write(&self, id: u16, answer: &[u8]) -> Result<(), CommandError> {
+    pub fn write(&self, id: u16, answer: &[u8]) -> Answer<()> {
         let Some(attribute) = self.get(id) else { return Ok(()) };
         let room = usize::from(attribute.len);
         let mut whole = answer[..answer.len().min(room)].to_vec();
@@ -265,7 +256,7 @@ impl<'m> Command<'m> {
     }
 
     /// Gives a new handle or file descriptor back, in the attribute itself.
-    pub fn give(&self, id: u16, value: u64) -> Result<(), CommandError> {
+    pub fn give(&self, id: u16, value: u64) -> Answer<()> {
         let Some(attribute) = self.get(id) else { return Ok(()) };
         let place = attribute.address.wrapping_add(attr::data as u64);
         self.memory.write(place, &value.to_ne_bytes(), true).map_err(fault)

@@ -4,7 +4,7 @@ use mlx5_device::Answer;
 use mlx5_device::command::{CommandError, refuse_if};
 
 use super::attributes::refuse;
-use super::refusals::Refusals;
+use super::reasons::Reasons;
 use crate::dma::dma_buf::Recognise;
 use crate::dma::gpu::is_gpu_address;
 use crate::dma::{DmaBuf, DmaBufError, GpuError, GpuRegion, HostPages};
@@ -22,11 +22,11 @@ pub enum Backing {
 /// What a region of the program's addresses has beneath it; `None`: pages that nothing need be known of.
 ///
 /// Errors: a GPU's memory that no NIC may reach; its errno, and a line on stderr, once.
-pub fn of_addresses(refusals: &Refusals, start: u64, length: u64) -> Answer<Option<Backing>> {
+pub fn of_addresses(reasons: &Reasons, start: u64, length: u64) -> Answer<Option<Backing>> {
     match GpuRegion::find(start, length) {
         Ok(Some(region)) => Ok(Some(Backing::Gpu(region))),
         Ok(None) => Ok(HostPages::note(start, length).map(Backing::Host)),
-        Err(error) => Err(refuse_memory(refusals, "REG_MR", &error)),
+        Err(error) => Err(refuse_memory(reasons, "REG_MR", &error)),
     }
 }
 
@@ -36,7 +36,7 @@ pub fn of_addresses(refusals: &Refusals, start: u64, length: u64) -> Answer<Opti
 /// what is registered is the allocation of this process that lies at `iova`, when the buffer fits in it there: through a
 /// descriptor of anything else nothing of that else is reached. Gives the address too.
 pub fn of_dma_buf(
-    refusals: &Refusals,
+    reasons: &Reasons,
     recognise: Recognise,
     fd: i32,
     (offset, length, iova): (u64, u64, u64),
@@ -49,7 +49,7 @@ pub fn of_dma_buf(
     if let DmaBufError::NotMappable { size, .. } = refused
         && let Some(start) = iova.checked_sub(offset)
         && let Some(region) = GpuRegion::find(start, size)
-            .map_err(|error| refuse_memory(refusals, "MR.REG_DMABUF_MR", &error))?
+            .map_err(|error| refuse_memory(reasons, "MR.REG_DMABUF_MR", &error))?
     {
         return Ok((iova, Backing::Gpu(region)));
     }
@@ -63,8 +63,8 @@ pub fn check_queue(what: &str, places: &[u64]) -> Answer<()> {
     Ok(())
 }
 
-fn refuse_memory(refusals: &Refusals, command: &str, error: &GpuError) -> CommandError {
+fn refuse_memory(reasons: &Reasons, command: &str, error: &GpuError) -> CommandError {
     let sentence = format!("{command}: {error}");
-    refusals.note(&format!("{command} of a GPU's memory"), &sentence);
+    reasons.count_refusal(&format!("{command} of a GPU's memory"), &sentence);
     refuse(error.errno(), sentence)
 }

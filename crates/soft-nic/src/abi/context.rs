@@ -157,25 +157,21 @@ pub fn query_gid_entry<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 pub fn query_gid_table<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     call.context()?;
     let (server, command, opened) = (call.server, call.command, call.file.device);
-    let ports: Vec<&DeviceConfig> = server.ports.iter().filter(|port| port.index == opened).collect();
-    let entries = ports.iter().map(|port| port.gids.len()).sum::<usize>();
-    let size = command.number(0).unwrap_or(0);
+    let ports = server.ports.iter().filter(|port| port.index == opened);
+    let gids = ports.flat_map(|port| (0..port.gids.len()).filter_map(|at| gid(server, port, at)));
+    let gids: Vec<_> = gids.collect();
+    let (size, count) = (command.number(0).unwrap_or(0), gids.len());
     let known = command.number32(1).unwrap_or(0) == 0 && (1..=4096).contains(&size);
     refuse_if!(!known, EINVAL, "QUERY_GID_TABLE with entries of {size} bytes");
     let (size, room) = (size as usize, command.room(2));
+    refuse_if!(count * size > room, EINVAL, "{room} bytes of room for {count} GIDs");
     let mut table = Vec::new();
-    let mut count = 0_u64;
-    for entry in
-        ports.into_iter().flat_map(|port| (0..port.gids.len()).filter_map(|at| gid(server, port, at)))
-    {
-        refuse_if!(table.len() + size > room, EINVAL, "{room} bytes of room for {entries} GIDs");
-        let mut element = entry.to_vec();
-        element.resize(size, 0);
-        table.extend(element);
-        count += 1;
+    for (place, entry) in gids.iter().enumerate() {
+        table.extend_from_slice(&entry[..size.min(entry.len())]);
+        table.resize((place + 1) * size, 0);
     }
     command.write(2, &table)?;
-    command.write(3, &count.to_ne_bytes())
+    command.write(3, &(count as u64).to_ne_bytes())
 }
 
 /// ASYNC_EVENT.ALLOC: a file that asynchronous events are read from.

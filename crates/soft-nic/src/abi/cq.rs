@@ -42,10 +42,12 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let unknown = flags & !(CQ_FLAG_TIMESTAMP | CQ_FLAG_IGNORE_OVERRUN);
     refuse_if!(unknown != 0, EOPNOTSUPP, "CQ.CREATE: flags {flags:#x}");
     // Not offered by the capabilities: compressed CQEs, padded 128-byte CQEs, real-time timestamps.
-    if mlx5_flags & !MLX5_FLAG_UAR_PAGE != 0 || driver.u8(create_cq::cqe_comp_en) != 0 {
-        let compressed = driver.u8(create_cq::cqe_comp_en);
-        return Err(refusal!(EOPNOTSUPP, "CQ.CREATE: mlx5 flags {mlx5_flags:#x}, compression {compressed}"));
-    }
+    let (extended, compressed) = (mlx5_flags & !MLX5_FLAG_UAR_PAGE != 0, driver.u8(create_cq::cqe_comp_en));
+    refuse_if!(
+        extended || compressed != 0,
+        EOPNOTSUPP,
+        "CQ.CREATE: mlx5 flags {mlx5_flags:#x}, compression {compressed}"
+    );
     let (vector, vectors) = (command.number32(COMP_VECTOR).unwrap_or(0), server.machine.processors);
     refuse_if!(vector as usize >= vectors, EINVAL, "completion vector {vector} of {vectors}");
     let channel = command.fd(COMP_CHANNEL).map(|fd| {
@@ -60,7 +62,7 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
         buffer: driver.u64(create_cq::buf_addr),
         record: driver.u64(create_cq::db_addr),
         user_handle: command.number(USER_HANDLE).unwrap_or(0),
-        channel,
+        channel: channel.as_ref().map(|(id, _)| *id),
         ignore_overrun: flags & CQ_FLAG_IGNORE_OVERRUN != 0,
     };
     check_queue("CQ", &[request.buffer, request.record])?;
@@ -71,21 +73,17 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
         command.give(HANDLE, u64::from(made.handle))
     };
     server.or_undo(write, |nic| nic.destroy_cq(context, made.handle))?;
-    if let Some(channel) = channel {
-        call.file.cq_channels.insert(made.handle, channel);
-        server.events.count_user(channel, true);
-    }
+    call.file.cq_channels.extend(channel.map(|(_, user)| (made.handle, user)));
     Ok(())
 }
 
 /// An optional asynchronous event file must be one of this context.
 pub fn check_event_fd<D: Commands>(call: &Call<'_, D>, attribute: u16) -> Answer<()> {
-    match call.command.fd(attribute) {
-        Some(fd) if !call.server.events.is_asynchronous(call.context()?, fd) => {
-            Err(refusal!(EBADF, "descriptor {fd} is no asynchronous event file of this context"))
-        }
-        _ => Ok(()),
+    if let Some(fd) = call.command.fd(attribute) {
+        let known = call.server.events.is_asynchronous(call.context()?, fd);
+        refuse_if!(!known, EBADF, "descriptor {fd} is no asynchronous event file of this context");
     }
+    Ok(())
 }
 
 pub fn resize<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
@@ -109,9 +107,7 @@ pub fn resize<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let handle = call.named()?;
     let reported = call.nic()?.destroy_cq(call.context()?, handle)?;
-    if let Some(channel) = call.file.cq_channels.remove(&handle) {
-        call.server.events.count_user(channel, false);
-    }
+    call.file.cq_channels.remove(&handle);
     let (completion, asynchronous) = (reported.completion_events, reported.async_events);
     let answer =
         words!(destroy_cq_resp, comp_events_reported = completion, async_events_reported = asynchronous);

@@ -11,57 +11,44 @@ use super::attributes::{
     ANY_OUT, Command, Kind, Method, Spec, UHW, UHW_IN, UHW_OUT, bytes, may, must, out, refuse,
 };
 use super::layout::{Reader, destroy_cq_resp, destroy_qp_resp, destroy_srq_resp, query_port_resp};
-use super::refusals::is_probe;
-use super::server::{Call, OpenFile, Server};
+use super::reasons::is_probe;
+use super::server::{Call, Handler, OpenFile, Server};
 use super::{context, cq, mr, qp, srq, uar, write};
 use crate::os::{log, log_enabled};
 
 /// A method that takes the handle of its object alone.
 const HANDLE: &[Spec] = &[must(0, Kind::Handle)];
 
-/// Declares the methods: object and method, name, attributes, and what answers.
-macro_rules! methods {
-    ($(($object:literal, $method:literal) $name:literal, $attributes:expr, $call:ident => $answer:expr;)*) => {
-        /// Every method that the NIC answers: `rdma/ib_user_ioctl_cmds.h`, `rdma/mlx5_user_ioctl_cmds.h`.
-        static METHODS: &[Method] =
-            &[$(Method { object: $object, method: $method, name: $name, attributes: $attributes }),*];
-
-        fn dispatch<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-            match (call.command.method.object, call.command.method.method) {
-                $(($object, $method) => {
-                    let $call = call;
-                    $answer
-                })*
-                (object, method) => Err(unknown_method(object, method)),
-            }
-        }
+/// A method and what answers it: `rdma/ib_user_ioctl_cmds.h`, `rdma/mlx5_user_ioctl_cmds.h`.
+#[rustfmt::skip]
+fn find<D: Commands>(object: u16, method: u16) -> Answer<(Method, Handler<D>)> {
+    let (name, attributes, handler): (&str, &[Spec], Handler<D>) = match (object, method) {
+        (0, 0) => (write::INVOKE_NAME, write::INVOKE, write::invoke),
+        (0, 2) => ("DEVICE.QUERY_PORT", const { &[must(0, bytes(1)), must(1, out(query_port_resp::SIZE - 8))] }, context::query_port),
+        (0, 3) => ("DEVICE.GET_CONTEXT", const { &[must(0, out(4)), may(1, ANY_OUT), may(UHW_IN, UHW), may(UHW_OUT, ANY_OUT)] },
+            context::get_context),
+        (0, 5) => ("DEVICE.QUERY_GID_TABLE", const { &[must(0, bytes(8)), may(1, bytes(4)), must(2, ANY_OUT), must(3, out(8))] },
+            context::query_gid_table),
+        (0, 6) => ("DEVICE.QUERY_GID_ENTRY", const { &[must(0, bytes(4)), must(1, bytes(4)), may(2, bytes(4)), must(3, out(32))] },
+            context::query_gid_entry),
+        (1, 0) => ("PD.DESTROY", HANDLE, |call| call.nic()?.dealloc_pd(call.context()?, call.named()?)),
+        (3, 0) => ("CQ.CREATE", cq::CREATE, cq::create),
+        (3, 1) => ("CQ.DESTROY", const { &[must(0, Kind::Handle), must(1, out(destroy_cq_resp::SIZE))] }, cq::destroy),
+        (4, 0) => ("QP.CREATE", qp::CREATE, qp::create),
+        (4, 1) => ("QP.DESTROY", const { &[must(0, Kind::Handle), must(1, out(destroy_qp_resp::SIZE))] }, qp::destroy),
+        (5, 0) => ("SRQ.CREATE", srq::CREATE, srq::create),
+        (5, 1) => ("SRQ.DESTROY", const { &[must(0, Kind::Handle), must(1, out(destroy_srq_resp::SIZE))] },
+            |call| srq::destroy(call, call.named()?)),
+        (6, 0) => ("AH.DESTROY", HANDLE, |call| call.nic()?.destroy_ah(call.context()?, call.named()?)),
+        (7, 1) => ("MR.DESTROY", HANDLE, mr::dereg),
+        (7, 4) => ("MR.REG_DMABUF_MR", mr::REGISTER_DMA_BUF, mr::reg_dma_buf),
+        (8, 0) => ("MW.DESTROY", HANDLE, |call| call.nic()?.dealloc_mw(call.context()?, call.named()?)),
+        (0x10, 0) => ("ASYNC_EVENT.ALLOC", const { &[must(0, Kind::NewFd)] }, context::alloc_async_event),
+        (0x1008, 0x1000) => ("UAR.ALLOC", uar::ALLOC, uar::alloc),
+        (0x1008, 0x1001) => ("UAR.DESTROY", const { &[must(uar::HANDLE, Kind::Handle)] }, uar::destroy),
+        _ => return Err(absent(object, method)),
     };
-}
-
-methods! {
-    (0, 0) "DEVICE.INVOKE_WRITE", write::INVOKE, call => write::invoke(call);
-    (0, 2) "DEVICE.QUERY_PORT", &[must(0, bytes(1)), must(1, out(query_port_resp::SIZE - 8))],
-        call => context::query_port(call);
-    (0, 3) "DEVICE.GET_CONTEXT", &[must(0, out(4)), may(1, ANY_OUT), may(UHW_IN, UHW), may(UHW_OUT, ANY_OUT)],
-        call => context::get_context(call);
-    (0, 5) "DEVICE.QUERY_GID_TABLE", &[must(0, bytes(8)), may(1, bytes(4)), must(2, ANY_OUT), must(3, out(8))],
-        call => context::query_gid_table(call);
-    (0, 6) "DEVICE.QUERY_GID_ENTRY", &[must(0, bytes(4)), must(1, bytes(4)), may(2, bytes(4)), must(3, out(32))],
-        call => context::query_gid_entry(call);
-    (1, 0) "PD.DESTROY", HANDLE, call => call.nic()?.dealloc_pd(call.context()?, call.named()?);
-    (3, 0) "CQ.CREATE", cq::CREATE, call => cq::create(call);
-    (3, 1) "CQ.DESTROY", &[must(0, Kind::Handle), must(1, out(destroy_cq_resp::SIZE))], call => cq::destroy(call);
-    (4, 0) "QP.CREATE", qp::CREATE, call => qp::create(call);
-    (4, 1) "QP.DESTROY", &[must(0, Kind::Handle), must(1, out(destroy_qp_resp::SIZE))], call => qp::destroy(call);
-    (5, 0) "SRQ.CREATE", srq::CREATE, call => srq::create(call);
-    (5, 1) "SRQ.DESTROY", &[must(0, Kind::Handle), must(1, out(destroy_srq_resp::SIZE))], call => srq::destroy(call);
-    (6, 0) "AH.DESTROY", HANDLE, call => call.nic()?.destroy_ah(call.context()?, call.named()?);
-    (7, 1) "MR.DESTROY", HANDLE, call => mr::dereg(call);
-    (7, 4) "MR.REG_DMABUF_MR", mr::dma_buf::REGISTER, call => mr::reg_dma_buf(call);
-    (8, 0) "MW.DESTROY", HANDLE, call => call.nic()?.dealloc_mw(call.context()?, call.named()?);
-    (0x10, 0) "ASYNC_EVENT.ALLOC", &[must(0, Kind::NewFd)], call => context::alloc_async_event(call);
-    (0x1008, 0x1000) "UAR.ALLOC", uar::ALLOC, call => uar::alloc(call);
-    (0x1008, 0x1001) "UAR.DESTROY", &[must(uar::HANDLE, Kind::Handle)], call => uar::destroy(call);
+    Ok((Method { name, attributes }, handler))
 }
 
 /// Objects that a kernel knows and this device has not, and what they are for: their methods are `EOPNOTSUPP`, not "unknown".
@@ -95,40 +82,35 @@ const ABSENT_METHODS: &[(u16, u16, &str)] = &[
 
 /// Answers the verbs ioctl whose header is at `address`; the error is what the program's `errno` gets.
 pub fn ioctl<D: Commands>(server: &Server<D>, file: &mut OpenFile, address: u64) -> Result<(), CommandError> {
-    let command = Command::decode(&*server.memory, address, find);
-    let answer = command
-        .as_ref()
-        .map_err(Clone::clone)
-        .and_then(|command| dispatch(&mut Call { server, file, command, core_in: Reader(&[]) }));
+    let decoded = Command::decode(&*server.memory, address, find::<D>);
+    let command = decoded.as_ref().map(|(command, _)| command);
+    let answer = match &decoded {
+        Ok((command, handler)) => handler(&mut Call { server, file, command, core_in: Reader(&[]) }),
+        Err(error) => Err(error.clone()),
+    };
     if let Err(CommandError { errno: libc::EOPNOTSUPP | libc::EPROTONOSUPPORT, reason }) = &answer {
-        server.refusals.note(reason, &format!("not supported: {reason}"));
+        server.events.1.count_refusal(reason, &format!("not supported: {reason}"));
     }
     if let Err(error) = &answer
         && !is_probe(&error.reason)
     {
-        server.events.1.note_refused(command.as_ref().map_or("a call", write::name_of), error);
+        server.events.1.note_refused(command.map_or("a call", write::name_of::<D>), error);
     }
     if log_enabled() {
-        let called = command.as_ref().map_or_else(|_| "undecoded".to_owned(), ToString::to_string);
+        let called = command.map_or_else(|_| "undecoded".to_owned(), ToString::to_string);
         let outcome = answer.as_ref().map_or_else(ToString::to_string, |()| "ok".to_owned());
         log(&format!("{called} -> {outcome}"));
     }
     answer
 }
 
-fn find(object: u16, method: u16) -> Result<&'static Method, CommandError> {
-    if let Some(found) = METHODS.iter().find(|known| (known.object, known.method) == (object, method)) {
-        return Ok(found);
-    }
+/// Why there is no such method, as a kernel says it.
+fn absent(object: u16, method: u16) -> CommandError {
     if let Some((.., name)) = ABSENT_METHODS.iter().find(|(o, m, _)| (*o, *m) == (object, method)) {
-        return Err(refuse(libc::EPROTONOSUPPORT, *name));
+        return refuse(libc::EPROTONOSUPPORT, *name);
     }
-    Err(match ABSENT_OBJECTS.iter().find(|(absent, ..)| *absent == object) {
+    match ABSENT_OBJECTS.iter().find(|(absent, ..)| *absent == object) {
         Some((_, name, use_)) => refusal!(EOPNOTSUPP, "{name} method {method:#x} ({use_})"),
-        None => unknown_method(object, method),
-    })
-}
-
-fn unknown_method(object: u16, method: u16) -> CommandError {
-    refusal!(EPROTONOSUPPORT, "method {method:#x} of object {object:#x}")
+        None => refusal!(EPROTONOSUPPORT, "method {method:#x} of object {object:#x}"),
+    }
 }

@@ -43,8 +43,14 @@ struct Pipes {
 struct Channel {
     owner: ContextId,
     pipe: Pipe,
-    /// CQs that report here.
-    users: u32,
+    /// Held by each CQ that reports here too.
+    users: Arc<()>,
+}
+
+impl Channel {
+    fn is_used(&self) -> bool {
+        Arc::strong_count(&self.users) > 1
+    }
 }
 
 impl Events {
@@ -55,16 +61,8 @@ impl Events {
         let mut pipes = locked(&self.0);
         let id = pipes.next_channel;
         pipes.next_channel += 1;
-        pipes.channels.insert(id, Channel { owner: context, pipe, users: 0 });
+        pipes.channels.insert(id, Channel { owner: context, pipe, users: Arc::default() });
         Ok(fd)
-    }
-
-    /// Counts a CQ that reports to this channel, or stops counting it.
-    pub fn count_user(&self, channel: u32, joins: bool) {
-        if let Some(channel) = locked(&self.0).channels.get_mut(&channel) {
-            channel.users =
-                if joins { channel.users.saturating_add(1) } else { channel.users.saturating_sub(1) };
-        }
     }
 
     /// Lets go of channels that the program has closed and no CQ uses. It may close them in ways that no hook sees, so
@@ -72,7 +70,7 @@ impl Events {
     fn sweep(&self) {
         let mut gone: Vec<(u32, u64)> = {
             let pipes = locked(&self.0);
-            let unused = pipes.channels.iter().filter(|(_, channel)| channel.users == 0);
+            let unused = pipes.channels.iter().filter(|(_, channel)| !channel.is_used());
             let unused: Vec<_> = unused.map(|(id, channel)| (*id, channel.pipe.inode)).collect();
             if unused.len() < UNUSED.max(2 * pipes.left) {
                 return;
@@ -88,8 +86,8 @@ impl Events {
         let mut pipes = locked(&self.0);
         let is_gone = |id: &u32| gone.iter().any(|(gone, _)| gone == id);
         let closed: Vec<_> =
-            pipes.channels.extract_if(.., |id, channel| channel.users == 0 && is_gone(id)).collect();
-        pipes.left = pipes.channels.values().filter(|channel| channel.users == 0).count();
+            pipes.channels.extract_if(.., |id, channel| !channel.is_used() && is_gone(id)).collect();
+        pipes.left = pipes.channels.values().filter(|channel| !channel.is_used()).count();
         // Closing comes back through the interposer: not with the lock held.
         drop(pipes);
         drop(closed);
@@ -104,12 +102,13 @@ impl Events {
         }
     }
 
-    /// The channel that this descriptor (or a duplicate) reads, in this context.
-    pub fn channel(&self, context: ContextId, fd: RawFd) -> Option<u32> {
+    /// The channel that this descriptor (or a duplicate) reads, in this context, and what a CQ that reports to it holds.
+    pub fn channel(&self, context: ContextId, fd: RawFd) -> Option<(u32, Arc<()>)> {
         let inode = pipe_inode(fd)?;
         let pipes = locked(&self.0);
-        let mut found = pipes.channels.iter();
-        found.find(|(_, channel)| channel.owner == context && channel.pipe.inode == inode).map(|(id, _)| *id)
+        let mut all = pipes.channels.iter();
+        let found = all.find(|(_, channel)| channel.owner == context && channel.pipe.inode == inode);
+        found.map(|(id, channel)| (*id, channel.users.clone()))
     }
 
     /// Makes an asynchronous event file; returns the program's descriptor.
@@ -191,7 +190,7 @@ mod tests {
         let mut events = Events::default();
         let context = ContextId(3);
         let mut channel = own(events.create_channel(context).unwrap());
-        let id = events.channel(context, channel.as_raw_fd()).unwrap();
+        let (id, _) = events.channel(context, channel.as_raw_fd()).unwrap();
         assert!(events.completion(id, 0x1122_3344_5566_7788));
         let mut event = [0; 8];
         channel.read_exact(&mut event).unwrap();
@@ -205,9 +204,9 @@ mod tests {
         let channel = own(events.create_channel(ContextId(0)).unwrap());
         let other = own(events.create_channel(ContextId(0)).unwrap());
         let duplicate = channel.try_clone().unwrap();
-        let id = events.channel(ContextId(0), channel.as_raw_fd());
-        assert_eq!(events.channel(ContextId(0), duplicate.as_raw_fd()), id);
-        assert_ne!(events.channel(ContextId(0), other.as_raw_fd()), id);
+        let id = |fd: i32| events.channel(ContextId(0), fd).map(|(id, _)| id);
+        assert_eq!(id(duplicate.as_raw_fd()), id(channel.as_raw_fd()));
+        assert_ne!(id(other.as_raw_fd()), id(channel.as_raw_fd()));
         assert_eq!(events.channel(ContextId(1), channel.as_raw_fd()), None);
         assert_eq!(events.channel(ContextId(0), 0), None);
     }
@@ -216,7 +215,7 @@ mod tests {
     fn withdrawn_events_are_counted_and_the_rest_keeps_its_order() {
         let mut events = Events::default();
         let mut channel = own(events.create_channel(ContextId(0)).unwrap());
-        let id = events.channel(ContextId(0), channel.as_raw_fd()).unwrap();
+        let (id, _) = events.channel(ContextId(0), channel.as_raw_fd()).unwrap();
         for handle in [1, 2, 1, 3, 1_u64] {
             assert!(events.completion(id, handle));
         }
@@ -245,8 +244,7 @@ mod tests {
     fn closed_channels_are_let_go_unless_a_cq_uses_them() {
         let events = Events::default();
         let used = own(events.create_channel(ContextId(0)).unwrap());
-        let used_id = events.channel(ContextId(0), used.as_raw_fd()).unwrap();
-        events.count_user(used_id, true);
+        let (used_id, _user) = events.channel(ContextId(0), used.as_raw_fd()).unwrap();
         let open = own(events.create_channel(ContextId(0)).unwrap());
         drop(used);
         for _ in 0..500 {
@@ -275,7 +273,7 @@ mod tests {
     fn a_program_that_closed_its_end_costs_no_signal_and_no_block() {
         let mut events = Events::default();
         let channel = own(events.create_channel(ContextId(0)).unwrap());
-        let id = events.channel(ContextId(0), channel.as_raw_fd()).unwrap();
+        let (id, _) = events.channel(ContextId(0), channel.as_raw_fd()).unwrap();
         drop(channel);
         let delivered = (0..20_000).filter(|_| events.completion(id, 1)).count();
         assert!(delivered < 20_000, "a full pipe is a false, not a wait");

@@ -16,7 +16,6 @@ pub(crate) mod layout;
 mod mr;
 mod qp;
 pub mod reasons;
-pub mod refusals;
 pub mod server;
 mod srq;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use mlx5_device::mr::check_access;
 use mlx5_device::rereg_change as change;
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{Kind, UHW_IN, UHW_OUT};
+use super::attributes::{Kind, UHW_IN, UHW_OUT, bytes, must, out, specs};
 use super::backing;
 use super::layout::{
     alloc_mw, alloc_mw_resp, alloc_pd_resp, mlx5_alloc_mw, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp, rereg_mr,
@@ -20,23 +20,18 @@ const ACCESS_LOCAL_WRITE: u32 = 1;
 const ACCESS_DMA_BUF: u32 = 0xf | 1 << 20;
 const PAGE: u64 = 4096;
 
-/// Attributes of REG_DMABUF_MR (`uverbs_attrs_reg_dmabuf_mr_cmd_attr_ids`).
-pub mod dma_buf {
-    use super::super::attributes::{bytes, must, out, specs};
-    use super::Kind;
-
-    specs! {
-        REGISTER {
-            must HANDLE = 0, Kind::NewHandle;
-            must PD = 1, Kind::Handle;
-            must OFFSET = 2, bytes(8);
-            must LENGTH = 3, bytes(8);
-            must IOVA = 4, bytes(8);
-            must FD = 5, bytes(4);
-            must ACCESS_FLAGS = 6, bytes(4);
-            must RESP_LKEY = 7, out(4);
-            must RESP_RKEY = 8, out(4);
-        }
+specs! {
+    /// Attributes of REG_DMABUF_MR (`uverbs_attrs_reg_dmabuf_mr_cmd_attr_ids`).
+    REGISTER_DMA_BUF {
+        must HANDLE = 0, Kind::NewHandle;
+        must PD = 1, Kind::Handle;
+        must OFFSET = 2, bytes(8);
+        must LENGTH = 3, bytes(8);
+        must IOVA = 4, bytes(8);
+        must FD = 5, bytes(4);
+        must ACCESS_FLAGS = 6, bytes(4);
+        must RESP_LKEY = 7, out(4);
+        must RESP_RKEY = 8, out(4);
     }
 }
 
@@ -59,7 +54,7 @@ pub fn reg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
         pd: input.u32(reg_mr::pd_handle),
         access: input.u32(reg_mr::access_flags),
     };
-    let backing = backing::of_addresses(&server.refusals, request.start, request.length)?;
+    let backing = backing::of_addresses(&server.events.1, request.start, request.length)?;
     // Bringing gigabytes of pages in takes long: not with the lock held, where every queue would wait. The device asks again
     // and finds them there; whatever is wrong is its to say, in its order.
     let _ =
@@ -68,9 +63,7 @@ pub fn reg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let answer = words!(reg_mr_resp, mr_handle = keys.handle, lkey = keys.lkey, rkey = keys.rkey);
     let write = || call.command.write(CORE_OUT, &answer);
     server.or_undo(write, |nic| nic.dereg_mr(context, keys.handle))?;
-    if let Some(backing) = backing {
-        call.file.backing.insert(keys.handle, backing);
-    }
+    call.file.backing.extend(backing.map(|backing| (keys.handle, backing)));
     Ok(())
 }
 
@@ -88,14 +81,12 @@ pub fn rereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     };
     let moves = request.flags & change::TRANSLATION != 0;
     let backing =
-        if moves { backing::of_addresses(&server.refusals, request.start, request.length)? } else { None };
+        if moves { backing::of_addresses(&server.events.1, request.start, request.length)? } else { None };
     let keys = server.nic()?.rereg_mr(call.context()?, &request)?;
     if moves {
         // Other memory from now on; what it was in until now has no user any more.
-        match backing {
-            Some(backing) => _ = call.file.backing.insert(request.mr, backing),
-            None => _ = call.file.backing.remove(&request.mr),
-        }
+        call.file.backing.remove(&request.mr);
+        call.file.backing.extend(backing.map(|backing| (request.mr, backing)));
     }
     call.command.write(CORE_OUT, &words!(rereg_mr_resp, lkey = keys.lkey, rkey = keys.rkey))
 }
@@ -104,25 +95,25 @@ pub fn rereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 /// `ib_umem_dmabuf_get`.
 pub fn reg_dma_buf<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, server, command) = (call.context()?, call.server, call.command);
-    let pd = command.expect_handle(dma_buf::PD)?;
+    let pd = command.expect_handle(PD)?;
     let number = |id| command.number(id).unwrap_or(0);
-    let (offset, length, iova) = (number(dma_buf::OFFSET), number(dma_buf::LENGTH), number(dma_buf::IOVA));
+    let (offset, length, iova) = (number(OFFSET), number(LENGTH), number(IOVA));
     let apart = offset % PAGE != iova % PAGE;
     refuse_if!(apart, EINVAL, "offset {offset:#x} and iova {iova:#x} differ in their page offset");
-    let access = command.number32(dma_buf::ACCESS_FLAGS).unwrap_or(0);
+    let access = command.number32(ACCESS_FLAGS).unwrap_or(0);
     let others = access & !ACCESS_DMA_BUF;
     refuse_if!(others != 0, EINVAL, "access flags {others:#x} are not for dma-bufs");
     check_access(access)?;
-    let fd = command.number32(dma_buf::FD).map_or(-1, |number| number as i32);
+    let fd = command.number32(FD).map_or(-1, |number| number as i32);
     let write = access & ACCESS_LOCAL_WRITE != 0;
     let piece = (offset, length, iova);
-    let (start, buffer) = backing::of_dma_buf(&server.refusals, server.is_dma_buf, fd, piece, write)?;
+    let (start, buffer) = backing::of_dma_buf(&server.events.1, server.is_dma_buf, fd, piece, write)?;
     let request = RegMr { start, length, iova, pd, access };
     let keys = server.nic()?.reg_mr(context, &request)?;
     let give = || {
-        command.give(dma_buf::HANDLE, keys.handle.into())?;
-        command.write(dma_buf::RESP_LKEY, &keys.lkey.to_ne_bytes())?;
-        command.write(dma_buf::RESP_RKEY, &keys.rkey.to_ne_bytes())
+        command.give(HANDLE, keys.handle.into())?;
+        command.write(RESP_LKEY, &keys.lkey.to_ne_bytes())?;
+        command.write(RESP_RKEY, &keys.rkey.to_ne_bytes())
     };
     server.or_undo(give, |nic| nic.dereg_mr(context, keys.handle))?;
     call.file.backing.insert(keys.handle, buffer);

@@ -1,6 +1,7 @@
 //! The last reasons why something failed, for `softnic ctl explain`; the first of each kind but a refused command is a line on stderr.
+//! And how often commands were refused because this NIC lacks what they ask for, by name.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
@@ -18,6 +19,18 @@ const MAX_BYTES: usize = 500;
 
 /// Kind of refused commands. None is a line on stderr: a program also asks to find out what there is, as which GIDs.
 const COMMAND: &str = "command";
+
+/// Names of refusals that get a line; a program that tries numbers must not fill its log.
+const SAID: usize = 64;
+
+/// What every libmlx5 asks at each open to learn what there is, and does without: a line for each would be noise in every
+/// program's output.
+const PROBED: [&str; 3] = ["DEVX method ", "GET_CONTEXT with DEVX", "QUERY_DEVICE: 0 bytes in"];
+
+/// Whether this refusal is of what every open tries in vain.
+pub fn is_probe(reason: &str) -> bool {
+    PROBED.iter().any(|probe| reason.starts_with(probe))
+}
 
 /// A reason as `softnic ctl` takes it.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -44,6 +57,7 @@ struct Kept {
     /// Oldest first, each with how many of the same followed it.
     last: VecDeque<(Reason, u32)>,
     said: BTreeSet<&'static str>,
+    refused: BTreeMap<String, u64>,
 }
 
 impl Reasons {
@@ -92,6 +106,23 @@ impl Reasons {
             _ => "",
         };
         self.note_now(About::Command, COMMAND, format!("{command}: {error}{help}"));
+    }
+
+    /// Counts a refusal under its name: how often stands in the process's line of counters. The first is a line on stderr.
+    pub fn count_refusal(&self, name: &str, line: &str) {
+        let mut kept = locked(&self.0);
+        let count = kept.refused.entry(name.to_owned()).or_insert(0);
+        *count += 1;
+        let first = *count == 1 && kept.refused.len() <= SAID;
+        drop(kept);
+        if first && !is_probe(name) {
+            log(&format!("{line} (said once)"));
+        }
+    }
+
+    /// Names and counts of refusals, for the stats file.
+    pub fn refusals(&self) -> Vec<(String, u64)> {
+        locked(&self.0).refused.clone().into_iter().collect()
     }
 
     /// The reasons as `softnic ctl` takes them, the oldest first.

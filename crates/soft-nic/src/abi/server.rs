@@ -18,10 +18,9 @@ use super::backing::Backing;
 use super::clock::Clock;
 use super::events::Events;
 use super::layout::Reader;
-use super::refusals::Refusals;
 use crate::config::Config;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
-use crate::os::{DevicePages, UarPage, locked};
+use crate::os::{DevicePages, locked};
 use crate::sysfs::Machine;
 
 #[derive(Debug, Default)]
@@ -29,9 +28,10 @@ pub struct OpenFile {
     pub device: u8,
     /// The device's context, once GET_CONTEXT made it.
     pub context: Option<ContextId>,
-    pub uars: BTreeMap<u32, Arc<UarPage>>,
-    /// Completion channels of CQs, by the CQ's handle.
-    pub cq_channels: BTreeMap<u32, u32>,
+    /// Where its UAR pages lie in the file of pages, by their handles.
+    pub uars: BTreeMap<u32, u64>,
+    /// What CQs hold of their completion channels, by the CQ's handle.
+    pub cq_channels: BTreeMap<u32, Arc<()>>,
     /// What lies beneath regions, by their handles.
     pub backing: BTreeMap<u32, Backing>,
 }
@@ -100,11 +100,6 @@ impl<D> Shared<D> {
         }))
         .is_ok()
     }
-
-    /// Takes the NIC out for good, whatever state a panic left it in.
-    fn take(&self) -> Option<D> {
-        locked(&self.nic).take()
-    }
 }
 
 #[derive(Debug)]
@@ -153,7 +148,6 @@ pub struct Server<D> {
     pub(super) memory: Box<dyn Memory + Sync>,
     /// Tells dma-bufs; tests take other descriptors for one.
     pub(super) is_dma_buf: Recognise,
-    pub refusals: Refusals,
 }
 
 impl<D: Commands> Server<D> {
@@ -171,18 +165,7 @@ impl<D: Commands> Server<D> {
         let nic = Shared { nic: Mutex::new(Some(nic)), waiting: AtomicU32::new(0) };
         let pages = Arc::new(DevicePages::new()?);
         let clock = Clock::new(&pages)?;
-        Ok(Self {
-            nic,
-            events,
-            clock,
-            pages,
-            machine,
-            ports,
-            ports_each,
-            memory,
-            is_dma_buf,
-            refusals: Refusals::default(),
-        })
+        Ok(Self { nic, events, clock, pages, machine, ports, ports_each, memory, is_dma_buf })
     }
 
     /// Writes the answer of a command that made something, which is taken back when that fails.
@@ -226,7 +209,7 @@ impl<D: Commands> Server<D> {
     /// An internal error: the NIC is gone for good. Peers see it leave, every open context gets `IBV_EVENT_DEVICE_FATAL`,
     /// and commands answer `EIO`.
     pub fn stop(&self) {
-        let nic = self.nic.take();
+        let nic = locked(&self.nic.nic).take();
         if nic.is_some() {
             self.events.fatal();
         }
@@ -241,9 +224,11 @@ impl<D: Commands> Server<D> {
             nic.close_context(context);
         }
         self.events.close_context(context);
-        drop(file);
     }
 }
+
+/// What answers a command.
+pub(super) type Handler<D> = fn(&mut Call<'_, D>) -> Answer<()>;
 
 /// One command of a program: the open file that it came by, and what it says.
 pub(super) struct Call<'c, D> {

@@ -10,8 +10,8 @@ use super::attributes::{ANY_OUT, Command, Kind, UHW_IN, UHW_OUT, bytes, may, mus
 use super::backing::check_queue;
 use super::cq::check_event_fd;
 use super::layout::{
-    create_srq, create_srq_resp, destroy_srq, destroy_srq_resp, mlx5_create_srq, mlx5_create_srq_resp,
-    modify_srq, query_srq, query_srq_resp, take, words,
+    create_srq, create_srq_resp, destroy_srq_resp, mlx5_create_srq, mlx5_create_srq_resp, modify_srq,
+    query_srq, query_srq_resp, take, words,
 };
 use super::server::Call;
 use super::write::CORE_OUT;
@@ -40,10 +40,8 @@ specs! {
 pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let command = call.command;
     // IB_UVERBS_SRQT_BASIC; 1 is XRC, 2 tag matching.
-    match command.number(TYPE).unwrap_or(0) {
-        0 => {}
-        kind => return Err(refusal!(EOPNOTSUPP, "SRQ type {kind}")),
-    }
+    let kind = command.number(TYPE).unwrap_or(0);
+    refuse_if!(kind != 0, EOPNOTSUPP, "SRQ type {kind}");
     check_event_fd(call, EVENT_FD)?;
     let request = CreateSrq {
         pd: command.expect_handle(PD)?,
@@ -115,12 +113,8 @@ pub fn query<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     call.command.write(CORE_OUT, &answer)
 }
 
-pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-    let events = call.nic()?.destroy_srq(call.context()?, call.named()?)?;
-    call.command.write(1, &words!(destroy_srq_resp, events_reported = events))
-}
-
-pub fn destroy_plain<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-    let events = call.nic()?.destroy_srq(call.context()?, call.core_in.u32(destroy_srq::srq_handle))?;
+/// SRQ.DESTROY and DESTROY_SRQ, whose answers have one number.
+pub fn destroy<D: Commands>(call: &mut Call<'_, D>, handle: u32) -> Answer<()> {
+    let events = call.nic()?.destroy_srq(call.context()?, handle)?;
     call.command.write(CORE_OUT, &words!(destroy_srq_resp, events_reported = events))
 }

@@ -14,7 +14,7 @@ use super::layout::{
     query_device_resp, query_qp, query_qp_resp, query_srq, query_srq_resp, reg_mr, reg_mr_resp, rereg_mr,
     rereg_mr_resp, resize_cq, resize_cq_resp,
 };
-use super::server::Call;
+use super::server::{Call, Handler};
 use super::{ah, context, cq, mr, qp, srq};
 
 specs! {
@@ -27,6 +27,7 @@ specs! {
     may(UHW_IN, UHW), may(UHW_OUT, ANY_OUT)
 }
 
+pub const INVOKE_NAME: &str = "DEVICE.INVOKE_WRITE";
 /// Bit of the extended commands.
 const EXTENDED: u32 = 1 << 31;
 
@@ -48,57 +49,39 @@ const ABSENT: &[(u32, &str)] = &[
     (EXTENDED | 0x39, "EX_MODIFY_CQ"),
 ];
 
-/// Declares the commands: number, name, least input, least output, and what answers.
-macro_rules! commands {
-    ($($number:literal $name:literal, $least_in:expr, $least_out:expr, $call:ident => $answer:expr;)*) => {
-        /// Name, least input, least output.
-        fn sizes(number: u32) -> Option<(&'static str, usize, usize)> {
-            Some(match number {
-                $($number => ($name, $least_in, $least_out),)*
-                _ => return None,
-            })
-        }
-
-        fn answer<D: Commands>(number: u32, call: &mut Call<'_, D>) -> Answer<()> {
-            match number {
-                $($number => {
-                    let $call = call;
-                    $answer
-                })*
-                _ => Err(unknown(number)),
-            }
-        }
-    };
-}
-
-commands! {
-    0x1 "QUERY_DEVICE", 8, query_device_resp::SIZE, call => context::query_device(call);
-    0x8000_0001 "EX_QUERY_DEVICE", 8, ex_query_device_resp::response_length + 4, call => context::ex_query_device(call);
-    0x3 "ALLOC_PD", 8, alloc_pd_resp::SIZE, call => mr::alloc_pd(call);
-    0x4 "DEALLOC_PD", 4, 0, call => call.nic()?.dealloc_pd(call.context()?, call.named()?);
-    0x5 "CREATE_AH", create_ah::SIZE, create_ah_resp::SIZE, call => ah::create(call);
-    0x8 "DESTROY_AH", 4, 0, call => call.nic()?.destroy_ah(call.context()?, call.named()?);
-    0x9 "REG_MR", reg_mr::SIZE, reg_mr_resp::SIZE, call => mr::reg(call);
-    0xb "REREG_MR", rereg_mr::SIZE, rereg_mr_resp::SIZE, call => mr::rereg(call);
-    0xd "DEREG_MR", 4, 0, call => mr::dereg(call);
-    0xe "ALLOC_MW", alloc_mw::SIZE, alloc_mw_resp::SIZE, call => mr::alloc_window(call);
-    0x10 "DEALLOC_MW", 4, 0, call => call.nic()?.dealloc_mw(call.context()?, call.named()?);
-    0x11 "CREATE_COMP_CHANNEL", 8, create_comp_channel_resp::SIZE, call => create_comp_channel(call);
-    0x13 "RESIZE_CQ", resize_cq::SIZE, resize_cq_resp::SIZE, call => cq::resize(call);
-    0x19 "QUERY_QP", query_qp::SIZE, query_qp_resp::SIZE, call => qp::query(call);
-    0x1a "MODIFY_QP", modify_qp::SIZE, 0, call => qp::modify(call);
-    0x20 "CREATE_SRQ", create_srq::SIZE, create_srq_resp::SIZE, call => srq::create_plain(call);
-    0x21 "MODIFY_SRQ", modify_srq::SIZE, 0, call => srq::modify(call);
-    0x22 "QUERY_SRQ", query_srq::SIZE, query_srq_resp::SIZE, call => srq::query(call);
-    0x23 "DESTROY_SRQ", destroy_srq::SIZE, destroy_srq_resp::SIZE, call => srq::destroy_plain(call);
-    0x8000_001a "EX_MODIFY_QP", modify_qp::SIZE, 0, call => qp::ex_modify(call);
+/// A command: name, least input, least output, and what answers.
+#[rustfmt::skip]
+fn find<D: Commands>(number: u32) -> Answer<(&'static str, usize, usize, Handler<D>)> {
+    Ok(match number {
+        0x1 => ("QUERY_DEVICE", 8, query_device_resp::SIZE, context::query_device),
+        0x8000_0001 => ("EX_QUERY_DEVICE", 8, ex_query_device_resp::response_length + 4, context::ex_query_device),
+        0x3 => ("ALLOC_PD", 8, alloc_pd_resp::SIZE, mr::alloc_pd),
+        0x4 => ("DEALLOC_PD", 4, 0, |call| call.nic()?.dealloc_pd(call.context()?, call.named()?)),
+        0x5 => ("CREATE_AH", create_ah::SIZE, create_ah_resp::SIZE, ah::create),
+        0x8 => ("DESTROY_AH", 4, 0, |call| call.nic()?.destroy_ah(call.context()?, call.named()?)),
+        0x9 => ("REG_MR", reg_mr::SIZE, reg_mr_resp::SIZE, mr::reg),
+        0xb => ("REREG_MR", rereg_mr::SIZE, rereg_mr_resp::SIZE, mr::rereg),
+        0xd => ("DEREG_MR", 4, 0, mr::dereg),
+        0xe => ("ALLOC_MW", alloc_mw::SIZE, alloc_mw_resp::SIZE, mr::alloc_window),
+        0x10 => ("DEALLOC_MW", 4, 0, |call| call.nic()?.dealloc_mw(call.context()?, call.named()?)),
+        0x11 => ("CREATE_COMP_CHANNEL", 8, create_comp_channel_resp::SIZE, create_comp_channel),
+        0x13 => ("RESIZE_CQ", resize_cq::SIZE, resize_cq_resp::SIZE, cq::resize),
+        0x19 => ("QUERY_QP", query_qp::SIZE, query_qp_resp::SIZE, qp::query),
+        0x1a => ("MODIFY_QP", modify_qp::SIZE, 0, qp::modify),
+        0x20 => ("CREATE_SRQ", create_srq::SIZE, create_srq_resp::SIZE, srq::create_plain),
+        0x21 => ("MODIFY_SRQ", modify_srq::SIZE, 0, srq::modify),
+        0x22 => ("QUERY_SRQ", query_srq::SIZE, query_srq_resp::SIZE, srq::query),
+        0x23 => ("DESTROY_SRQ", destroy_srq::SIZE, destroy_srq_resp::SIZE, |call| srq::destroy(call, call.core_in.u32(destroy_srq::srq_handle))),
+        0x8000_001a => ("EX_MODIFY_QP", modify_qp::SIZE, 0, qp::ex_modify),
+        _ => return Err(unknown(number)),
+    })
 }
 
 /// Name of a command, also of a wrapped one.
-pub fn name_of(command: &Command<'_>) -> &'static str {
-    let wrapped = (command.method.object, command.method.method) == (0, 0);
-    let wrapped = command.number32(WRITE_CMD).and_then(sizes).filter(|_| wrapped);
-    wrapped.map_or(command.method.name, |(name, ..)| name)
+pub fn name_of<D: Commands>(command: &Command<'_>) -> &'static str {
+    let own = command.method.name;
+    let wrapped = command.number32(WRITE_CMD).filter(|_| own == INVOKE_NAME);
+    wrapped.and_then(|number| find::<D>(number).ok()).map_or(own, |(name, ..)| name)
 }
 
 /// A command that there is not, by its name where a kernel has it.
@@ -110,12 +93,12 @@ fn unknown(number: u32) -> CommandError {
 
 pub fn invoke<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let number = call.command.number32(WRITE_CMD).unwrap_or(0);
-    let (name, least_in, least_out) = sizes(number).ok_or_else(|| unknown(number))?;
+    let (name, least_in, least_out, handler) = find(number)?;
     call.core_in = call.command.input(CORE_IN).unwrap_or(Reader(&[]));
     let (given, room) = (call.core_in.0.len(), call.command.room(CORE_OUT));
     let short = given < least_in || room < least_out;
     refuse_if!(short, ENOSPC, "{name}: {given} bytes in, {room} out; {least_in} and {least_out} needed");
-    answer(number, call)
+    handler(call)
 }
 
 fn create_comp_channel<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {

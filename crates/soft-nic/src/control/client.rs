@@ -62,6 +62,7 @@ pub(super) fn exchange<T: DeserializeOwned>(
     let pid = member.pid;
     let number = fresh_call();
     let kernel = |error| CallError::Kernel { pid, error };
+    let malformed = |error: FrameError| CallError::Malformed { pid, reason: error.to_string() };
     let listener = Listener::bind(&socket_name(number)).map_err(kernel)?;
     let until = Instant::now() + TIMEOUT;
     let timed_out = || CallError::TimedOut { pid, seconds: TIMEOUT.as_secs() };
@@ -73,7 +74,14 @@ pub(super) fn exchange<T: DeserializeOwned>(
             if (peer.pid, peer.user) == (pid, system::user()) {
                 let asked = stream.send(&encode(request), until).map_err(FrameError::Kernel);
                 let answered = asked.and_then(|()| frame::receive(&stream, MAX_ANSWER_BYTES, until));
-                return understand(pid, answered, timed_out).map(|answer| (answer, stream));
+                let answer: Answer = answered.map_err(|error| match error {
+                    FrameError::Kernel(error) if error.kind() == io::ErrorKind::TimedOut => timed_out(),
+                    FrameError::Kernel(_) => CallError::Ended(pid),
+                    error => malformed(error),
+                })?;
+                let value =
+                    answer.map_err(|reason| CallError::Refused { pid, reason: printable(&reason) })?;
+                return Ok((value_of(&value).map_err(malformed)?, stream));
             }
         } else if !view.is_taken(member) {
             return Err(CallError::Ended(pid));
@@ -83,19 +91,4 @@ pub(super) fn exchange<T: DeserializeOwned>(
             return Err(timed_out());
         }
     }
-}
-
-fn understand<T: DeserializeOwned>(
-    pid: u32,
-    answered: Result<Answer, FrameError>,
-    timed_out: impl Fn() -> CallError,
-) -> Result<T, CallError> {
-    let malformed = |error: FrameError| CallError::Malformed { pid, reason: error.to_string() };
-    let answer = answered.map_err(|error| match error {
-        FrameError::Kernel(error) if error.kind() == io::ErrorKind::TimedOut => timed_out(),
-        FrameError::Kernel(_) => CallError::Ended(pid),
-        error => malformed(error),
-    })?;
-    let value = answer.map_err(|reason| CallError::Refused { pid, reason: printable(&reason) })?;
-    value_of(&value).map_err(malformed)
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use mlx5_device::Commands;
 use mlx5_device::Span;
 use roce::Now;
+use serde::Serialize;
 
 use super::frame::{self, FrameError, MAX_REQUEST_BYTES, bytes_of, encode};
 use super::{PortStatus, Request, THREAD_NAME, capture, socket_name};
@@ -98,38 +99,43 @@ impl ControlServer {
 
     /// The encoded value of an answer, and the capture that begins with it, if any. The error is a sentence.
     fn answer(&self, request: &Request) -> Result<(Vec<u8>, Option<CaptureReader>), String> {
-        if *request == Request::Explain {
-            // Also of a NIC that has stopped.
-            return Ok((bytes_of(&self.server.events.1.failures()), None));
-        }
-        let _announced = self.server.nic.announce();
-        let mut nic = self.server.nic.command().map_err(|error| error.reason)?;
         let mut captured = None;
-        match request {
-            Request::Link { device, port, up } => nic.set_link(usize::from(*device), *port, *up)?,
-            Request::Set(settings) => nic.set(settings)?,
-            Request::Inject(injection) => nic.inject(*injection)?,
-            Request::Explain => return Err("answered elsewhere".to_owned()),
-            Request::Status => return Ok((bytes_of(&status(&mut nic)), None)),
-            Request::Counters => {
-                let whole = self.counters(&mut nic);
-                let whole = whole.into_iter().map(|(name, value)| (name.to_owned(), value));
-                return Ok((bytes_of(&whole.chain(by_port(&nic)).collect::<Vec<_>>()), None));
+        let value = match request {
+            // Also of a NIC that has stopped.
+            Request::Explain => bytes_of(&self.server.events.1.failures()),
+            Request::Link { device, port, up } => {
+                self.ask(|nic| nic.set_link(usize::from(*device), *port, *up))?
             }
-            Request::Capture { packets } => {
+            Request::Set(settings) => self.ask(|nic| nic.set(settings))?,
+            Request::Inject(injection) => self.ask(|nic| nic.inject(*injection))?,
+            Request::Status => self.ask(|nic| Ok(status(nic)))?,
+            Request::Counters => self.ask(|nic| {
+                let whole = self.counters(nic).into_iter().map(|(name, value)| (name.to_owned(), value));
+                Ok(whole.chain(by_port(nic)).collect::<Vec<_>>())
+            })?,
+            Request::Capture { packets } => self.ask(|nic| {
                 let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
                 let now = Now(system::monotonic_ns());
                 captured = Some(nic.link().begin_capture(now, since_1970.as_nanos() as u64, *packets)?);
-            }
-        }
-        Ok((bytes_of(&()), captured))
+                Ok(())
+            })?,
+        };
+        Ok((value, captured))
+    }
+
+    /// Asks the NIC, under its lock, for a value; encodes that.
+    fn ask<T: Serialize>(
+        &self,
+        asked: impl FnOnce(&mut Nic) -> Result<T, String>,
+    ) -> Result<Vec<u8>, String> {
+        let _announced = self.server.nic.announce();
+        let mut nic = self.server.nic.command().map_err(|error| error.reason)?;
+        asked(&mut nic).map(|value| bytes_of(&value))
     }
 
     /// Every counter of the device and of the link, by the names of the stats line.
     pub fn counters(&self, nic: &mut Nic) -> Vec<(&'static str, u64)> {
-        let link = nic.link().counters();
-        let wire = wire_counters(nic);
-        let delay_ns = nic.link().delay_ns();
+        let (link, delay_ns, wire) = (nic.link().counters(), nic.link().delay_ns(), wire_counters(nic));
         let device = nic.counters().fields();
         device
             .chain(link.fields())

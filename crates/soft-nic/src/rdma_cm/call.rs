@@ -58,9 +58,7 @@ impl Call {
         let header = Reader(&bytes);
         let command = header.u32(ucm_hdr::cmd);
         let (given, room) = (usize::from(header.u16(ucm_hdr::len_in)), usize::from(header.u16(ucm_hdr::out)));
-        let Some(name) = NAMES.get(command as usize) else {
-            return Err(refusal!(EINVAL, "command {command}"));
-        };
+        let name = NAMES.get(command as usize).ok_or_else(|| refusal!(EINVAL, "command {command}"))?;
         refuse_if!(given + ucm_hdr::SIZE > len, EINVAL, "a command of {given} bytes in {len}");
         refuse_if!(name.is_empty(), ENOSYS, "command {command}");
         bytes.drain(..ucm_hdr::SIZE);
@@ -80,10 +78,8 @@ impl Call {
 
     /// Checks that the answer has room for `least` bytes.
     pub(super) fn need_room(&self, least: usize) -> Answer<()> {
-        if self.room < least {
-            let (name, room) = (self.name, self.room);
-            return Err(refusal!(ENOSPC, "{name}: room for {room} bytes, {least} are needed"));
-        }
+        let (name, room) = (self.name, self.room);
+        refuse_if!(room < least, ENOSPC, "{name}: room for {room} bytes, {least} are needed");
         Ok(())
     }
 

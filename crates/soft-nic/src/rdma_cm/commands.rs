@@ -129,10 +129,7 @@ fn create_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()
     };
     let number = ids.create(context.file, fields.u64(at::uid), port_space, kind);
     let answered = call.respond(context.memory, fields.u64(at::response), &number.to_ne_bytes());
-    if answered.is_err() {
-        ids.destroy(context.now, number);
-    }
-    answered
+    answered.inspect_err(|_| _ = ids.destroy(context.now, number))
 }
 
 fn destroy_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
@@ -150,12 +147,8 @@ fn resolve_route(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answe
     let fields = call.fields();
     let number = fields.u32(at::id);
     let (id, _) = ids.id_with_device(context.file, number)?;
-    refuse_if!(
-        fields.u32(at::timeout_ms) == 0 || id.stage != Stage::AddrResolved,
-        EINVAL,
-        "RESOLVE_ROUTE of an id that is {:?}",
-        id.stage
-    );
+    let wrong = fields.u32(at::timeout_ms) == 0 || id.stage != Stage::AddrResolved;
+    refuse_if!(wrong, EINVAL, "RESOLVE_ROUTE of an id that is {:?}", id.stage);
     ids.id_mut(context.file, number)?.stage = Stage::RouteResolved;
     ids.tell(number, event::ROUTE_RESOLVED, 0);
     Ok(())
@@ -173,8 +166,8 @@ fn reject(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
         other => return Err(refusal!(EINVAL, "REJECT for reason {other}")),
     };
     let len = usize::from(fields.u8(at::private_data_len));
-    let private = fields.0.get(at::private_data..at::private_data + len).unwrap_or_default().to_vec();
-    ids.reject(context.now, context.file, fields.u32(at::id), why, &private)
+    let private = fields.0.get(at::private_data..at::private_data + len).unwrap_or_default();
+    ids.reject(context.now, context.file, fields.u32(at::id), why, private)
 }
 
 fn set_option(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {

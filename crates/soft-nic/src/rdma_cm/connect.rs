@@ -223,8 +223,9 @@ impl Ids {
     /// DISCONNECT: asks, or answers. In any other state it is done already.
     pub fn disconnect(&mut self, now: Now, file: u32, number: u32) -> Answer<()> {
         let (id, _) = self.id_with_device(file, number)?;
+        let connection = id.connection;
         let connection =
-            id.connection.ok_or_else(|| refusal!(EINVAL, "DISCONNECT of what was never connected"))?;
+            connection.ok_or_else(|| refusal!(EINVAL, "DISCONNECT of what was never connected"))?;
         let _ = self.cm.disconnect(now, connection, &[]);
         Ok(())
     }

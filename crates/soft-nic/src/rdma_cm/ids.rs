@@ -231,10 +231,8 @@ impl Ids {
             return Ok(address);
         }
         if address.port() != 0 {
-            if self.port_is_taken(number, space, address, reuse) {
-                let port = address.port();
-                return Err(refusal!(EADDRINUSE, "port {port} of space {space:#x} is in use"));
-            }
+            let (port, taken) = (address.port(), self.port_is_taken(number, space, address, reuse));
+            refuse_if!(taken, EADDRINUSE, "port {port} of space {space:#x} is in use");
             return Ok(address);
         }
         let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;

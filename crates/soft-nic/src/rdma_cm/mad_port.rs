@@ -47,17 +47,11 @@ pub trait MadPort: Send {
     /// Whether another process listens there.
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool;
     /// Processes that have ended since this was asked, of those that MADs went to. [`MadPort::receive`] has returned all that they sent.
-    fn departed(&mut self) -> Vec<EndedProcess> {
-        Vec::new()
-    }
+    fn departed(&mut self) -> Vec<EndedProcess>;
     /// The address of ours that packets to another host leave from, `from` itself when that is given; `None` when none can.
-    fn source_for(&self, _to: Gid, _from: Option<Gid>) -> Option<Gid> {
-        None
-    }
+    fn source_for(&self, to: Gid, from: Option<Gid>) -> Option<Gid>;
     /// Whether something waits for room: call [`MadPort::receive`] again soon.
-    fn is_waiting(&self) -> bool {
-        false
-    }
+    fn is_waiting(&self) -> bool;
 }
 
 /// Processes of the fabric whose end is to be reported, by slot and its owner's generation: the next process in a slot is another one.

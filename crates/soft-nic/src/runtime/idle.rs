@@ -64,59 +64,39 @@ pub enum Pause {
     Sleep(Duration),
 }
 
-/// The numbers of the policy; `docs/notes/idle.md` has what most of them bring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct IdleTimes {
-    /// Spinning goes on so long after the last work, ns.
-    pub spin_ns: u64,
-    /// Spinning offers the core so often, ns.
-    pub offer_ns: u64,
-    /// So many times in a row that the core was taken mean a thread that shares it.
-    pub taken: u32,
-    /// In a row: not further apart than this, ns.
-    pub taken_ns: u64,
-    /// An absence of this length means a program that polls, ns.
-    pub long_ns: u64,
-    /// How long sharing is believed, and crowded, ns.
-    pub belief_ns: u64,
-    /// Another core is tried at most so often, ns.
-    pub leave_ns: u64,
-    /// A crowded NIC works at most so long before it sleeps, ns.
-    pub crowded_run_ns: u64,
-    /// Shortest sleep, ns.
-    pub sleep_ns: u64,
-    /// Longest sleep at first: the longest wait of a doorbell. ns.
-    pub deep_sleep_ns: u64,
-    /// It grows beyond that to one part in so many of the time without work …
-    pub deepest_share: u64,
-    /// … up to this, ns.
-    pub deepest_sleep_ns: u64,
-}
+// The numbers of the policy; `docs/notes/idle.md` has what most of them bring.
 
-impl Default for IdleTimes {
-    fn default() -> Self {
-        IdleTimes {
-            spin_ns: 2_000_000,
-            offer_ns: 50_000,
-            taken: 4,
-            taken_ns: 500_000,
-            long_ns: 1_000_000,
-            belief_ns: 20_000_000,
-            leave_ns: 100_000_000,
-            crowded_run_ns: 200_000,
-            sleep_ns: 10_000,
-            deep_sleep_ns: 1_800_000,
-            deepest_share: 500,
-            deepest_sleep_ns: 10_000_000,
-        }
-    }
-}
+/// Spinning goes on so long after the last work.
+const SPIN_NS: u64 = 2_000_000;
+/// Spinning offers the core so often.
+const OFFER_NS: u64 = 50_000;
+/// So many times in a row that the core was taken mean a thread that shares it.
+const TAKEN: u32 = 4;
+/// In a row: not further apart than this.
+const TAKEN_NS: u64 = 500_000;
+/// An absence of this length means a program that polls.
+const LONG_NS: u64 = 1_000_000;
+/// How long sharing is believed, and crowded.
+const BELIEF_NS: u64 = 20_000_000;
+/// Another core is tried at most so often.
+const LEAVE_NS: u64 = 100_000_000;
+/// A crowded NIC works at most so long before it sleeps.
+const CROWDED_RUN_NS: u64 = 200_000;
+/// Shortest sleep.
+const SLEEP_NS: u64 = 10_000;
+/// Longest sleep at first: the longest wait of a doorbell.
+pub const DEEP_SLEEP_NS: u64 = 1_800_000;
+/// It grows beyond that to one part in so many of the time without work …
+const DEEPEST_SHARE: u64 = 500;
+/// … up to this.
+const DEEPEST_SLEEP_NS: u64 = 10_000_000;
 
 /// Decides what the NIC's thread does between two looks.
 #[derive(Debug, Clone)]
 pub struct IdlePolicy<C> {
     clock: C,
-    times: IdleTimes,
+    /// Longest sleep of all.
+    pub deepest_sleep_ns: u64,
     /// When there was work last.
     worked_ns: u64,
     looked_ns: u64,
@@ -140,10 +120,10 @@ pub struct IdlePolicy<C> {
 
 impl<C: IdleClock> IdlePolicy<C> {
     /// A policy that starts spinning at this time, ns of the monotonic clock.
-    pub fn new(clock: C, times: IdleTimes, now: u64) -> Self {
+    pub fn new(clock: C, now: u64) -> Self {
         let cpu = clock.cpu_ns();
         IdlePolicy {
-            times,
+            deepest_sleep_ns: DEEPEST_SLEEP_NS,
             worked_ns: now,
             looked_ns: now,
             offered_ns: now,
@@ -178,7 +158,7 @@ impl<C: IdleClock> IdlePolicy<C> {
         if worked {
             self.worked_ns = now;
         }
-        if gap_ns >= self.times.long_ns && self.notice_absence(now) {
+        if gap_ns >= LONG_NS && self.notice_absence(now) {
             return Pause::Leave;
         }
         let quiet_ns = now.saturating_sub(self.worked_ns);
@@ -196,17 +176,17 @@ impl<C: IdleClock> IdlePolicy<C> {
     }
 
     fn uncrowded(&mut self, now: u64, worked: bool, quiet_ns: u64) -> Pause {
-        if quiet_ns >= self.times.spin_ns {
+        if quiet_ns >= SPIN_NS {
             return self.idle(quiet_ns);
         }
         let shares = now < self.shared_until_ns;
         // A NIC that shares its core yields at once when it finds nothing to do.
-        let after = if shares && !worked { 0 } else { self.times.offer_ns };
+        let after = if shares && !worked { 0 } else { OFFER_NS };
         if now.saturating_sub(self.offered_ns) < after {
             return Pause::Spin;
         }
         self.offered_ns = now;
-        if now.saturating_sub(self.asked_ns) >= self.times.offer_ns {
+        if now.saturating_sub(self.asked_ns) >= OFFER_NS {
             self.absence(now);
         }
         Pause::Offer
@@ -224,11 +204,11 @@ impl<C: IdleClock> IdlePolicy<C> {
         if !taken {
             return 0;
         }
-        let again = now.saturating_sub(self.taken_ns) < self.times.taken_ns;
+        let again = now.saturating_sub(self.taken_ns) < TAKEN_NS;
         self.taken = if again { self.taken.saturating_add(1) } else { 1 };
         self.taken_ns = now;
-        if self.taken >= self.times.taken {
-            self.shared_until_ns = now + self.times.belief_ns;
+        if self.taken >= TAKEN {
+            self.shared_until_ns = now + BELIEF_NS;
         }
         // Right after a sleep it is not known what was work.
         worked.map_or(0, |worked| elapsed.saturating_sub(worked))
@@ -238,37 +218,36 @@ impl<C: IdleClock> IdlePolicy<C> {
         let cpu = self.clock.cpu_ns();
         // Includes what the last sleep and wake-up cost: the scheduler counts that too.
         let ran_ns = cpu.saturating_sub(self.slept_cpu_ns);
-        if worked && ran_ns < self.times.crowded_run_ns {
+        if worked && ran_ns < CROWDED_RUN_NS {
             return Pause::Spin;
         }
         self.slept_cpu_ns = cpu;
-        let share = Duration::from_nanos(ran_ns.clamp(self.times.sleep_ns, self.times.crowded_run_ns));
+        let share = Duration::from_nanos(ran_ns.clamp(SLEEP_NS, CROWDED_RUN_NS));
         match self.idle(quiet_ns) {
-            Pause::Sleep(longer) if quiet_ns >= self.times.spin_ns => Pause::Sleep(longer.max(share)),
+            Pause::Sleep(longer) if quiet_ns >= SPIN_NS => Pause::Sleep(longer.max(share)),
             _ => Pause::Sleep(share),
         }
     }
 
     /// A sixteenth of the time without work so far, while that is short.
     fn idle(&self, quiet_ns: u64) -> Pause {
-        let times = &self.times;
-        let longest = (quiet_ns / times.deepest_share).clamp(times.deep_sleep_ns, times.deepest_sleep_ns);
-        Pause::Sleep(Duration::from_nanos((quiet_ns / 16).clamp(times.sleep_ns, longest)))
+        let longest = (quiet_ns / DEEPEST_SHARE).clamp(DEEP_SLEEP_NS, self.deepest_sleep_ns);
+        Pause::Sleep(Duration::from_nanos((quiet_ns / 16).clamp(SLEEP_NS, longest)))
     }
 
     /// A gap between two looks was an absence when the kernel counted a preemption, and work otherwise. True: leave this core.
     fn notice_absence(&mut self, now: u64) -> bool {
         let absent_ns = self.absence(now);
-        if now < self.crowded_until_ns || absent_ns < self.times.long_ns {
+        if now < self.crowded_until_ns || absent_ns < LONG_NS {
             return false;
         }
         // It was crowded until a moment ago: the other cores were no better.
-        let again = now - self.crowded_until_ns < self.times.belief_ns;
-        if !again && now.saturating_sub(self.left_ns) >= self.times.leave_ns && self.clock.has_cores() {
+        let again = now - self.crowded_until_ns < BELIEF_NS;
+        if !again && now.saturating_sub(self.left_ns) >= LEAVE_NS && self.clock.has_cores() {
             self.left_ns = now;
             return true;
         }
-        self.crowded_until_ns = now + self.times.belief_ns;
+        self.crowded_until_ns = now + BELIEF_NS;
         self.slept_cpu_ns = self.clock.cpu_ns();
         false
     }
@@ -331,7 +310,7 @@ mod tests {
         let thread = Thread::default();
         thread.pinned.set(true);
         thread.run(1_000_000_000);
-        let policy = IdlePolicy::new(thread.clone(), IdleTimes::default(), thread.now.get());
+        let policy = IdlePolicy::new(thread.clone(), thread.now.get());
         (thread, policy)
     }
 

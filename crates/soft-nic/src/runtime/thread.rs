@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use mlx5_device::carrier::Carrier;
 use roce::Now;
 
-use super::idle::{IdlePolicy, IdleTimes, Pause, SystemClock};
+use super::idle::{IdlePolicy, Pause, SystemClock};
 use crate::Nic;
 use crate::abi::server::{Locked, Server};
 use crate::control::ControlServer;
@@ -81,7 +81,7 @@ impl Shared {
     /// Lets answers that are due go out, and reports.
     pub fn report(&self, thread_ns: u64, deadline: Instant, lingers: impl FnOnce()) -> Report {
         let server = &*self.control.server;
-        let mut report = Report { refused: server.refusals.counts(), thread_ns, ..Report::default() };
+        let mut report = Report { refused: server.events.1.refusals(), thread_ns, ..Report::default() };
         let mut held = lock_by(server, deadline);
         // A peer waits for the acknowledgement of what this program has seen arrive.
         let flushed = catch_unwind(AssertUnwindSafe(|| {
@@ -135,7 +135,7 @@ impl Shared {
     /// The NIC's thread, which gives `publish` the report when it is asked to leave.
     pub fn run(&self, publish: impl FnOnce(&Report)) {
         system::tune_thread();
-        let mut policy = IdlePolicy::new(SystemClock, IdleTimes::default(), system::monotonic_ns());
+        let mut policy = IdlePolicy::new(SystemClock, system::monotonic_ns());
         let mut pumped = 0;
         while self.goes_on() {
             let round = catch_unwind(AssertUnwindSafe(|| self.look(&mut policy, &mut pumped)));

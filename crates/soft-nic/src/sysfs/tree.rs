@@ -158,17 +158,13 @@ impl Tree {
 
     /// What `stat` says of a node at a resolved path.
     pub fn attributes(path: &str, node: &Node) -> Attributes {
-        let (mode, size) = match node {
-            Node::Directory => (libc::S_IFDIR | 0o755, 0),
-            Node::File(content) => (libc::S_IFREG | 0o444, content.len().max(4096) as u64),
-            Node::Port(..) => (libc::S_IFREG | 0o444, 4096),
-            Node::Link(target) => (libc::S_IFLNK | 0o777, target.len() as u64),
-            Node::Device(_) | Node::Manager => (libc::S_IFCHR | 0o666, 0),
-        };
-        let device = match node {
-            Node::Device(_) => COMMAND_DEVICE,
-            Node::Manager => MANAGER_DEVICE,
-            Node::Directory | Node::File(_) | Node::Link(_) | Node::Port(..) => (0, 0),
+        let (mode, size, device) = match node {
+            Node::Directory => (libc::S_IFDIR | 0o755, 0, (0, 0)),
+            Node::File(content) => (libc::S_IFREG | 0o444, content.len().max(4096) as u64, (0, 0)),
+            Node::Port(..) => (libc::S_IFREG | 0o444, 4096, (0, 0)),
+            Node::Link(target) => (libc::S_IFLNK | 0o777, target.len() as u64, (0, 0)),
+            Node::Device(_) => (libc::S_IFCHR | 0o666, 0, COMMAND_DEVICE),
+            Node::Manager => (libc::S_IFCHR | 0o666, 0, MANAGER_DEVICE),
         };
         Attributes { mode, inode: inode(path), size, device, time: TIME }
     }

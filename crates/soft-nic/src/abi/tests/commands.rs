@@ -676,7 +676,7 @@ fn what_the_device_lacks_is_refused_as_a_kernel_refuses_it_and_counted() {
     }
     Call::write(0x27).input(0, &[0; 16]).run(&mut bench).unwrap_err();
     assert_eq!(Call::new(0x1000, 0x1000).run(&mut bench), Err(libc::EOPNOTSUPP));
-    let refused = bench.server.refusals.counts();
+    let refused = bench.server.events.1.refusals();
     assert!(refused.contains(&("CREATE_XSRQ".to_owned(), 2)), "{refused:?}");
     assert!(refused.contains(&("DEVX method 0x1000 (firmware commands)".to_owned(), 1)), "{refused:?}");
     assert!(refused.contains(&("write command 0x99".to_owned(), 1)), "{refused:?}");
@@ -685,7 +685,7 @@ fn what_the_device_lacks_is_refused_as_a_kernel_refuses_it_and_counted() {
     qp_call(0xff, 0, 0x400).run(&mut bench).unwrap_err();
     bench.device().refusal = Some(libc::EOPNOTSUPP);
     Call::write(3).input(0, &[0; 8]).output(1, 4).run(&mut bench).unwrap_err();
-    let refused = bench.server.refusals.counts();
+    let refused = bench.server.events.1.refusals();
     for name in ["CQ.CREATE: flags 0x4", "DC QP (type 255)", "as told"] {
         assert!(refused.contains(&(name.to_owned(), 1)), "{name}: {refused:?}");
     }

@@ -148,7 +148,7 @@ fn a_buffer_that_cannot_be_mapped_is_refused_every_time_and_counted() {
         assert_eq!(refused, Err(libc::EOPNOTSUPP));
     }
     assert_eq!(bench.asked(), [] as [&str; 0]);
-    let refused = bench.server.refusals.counts();
+    let refused = bench.server.events.1.refusals();
     let [(name, 2)] = &refused[..] else { panic!("{refused:?}") };
     assert!(name.starts_with("MR.REG_DMABUF_MR: its exporter lets no program map it"), "{name}");
     call(readable.as_raw_fd(), 0, 4096, 0x5000, 4).run(&mut bench).unwrap();

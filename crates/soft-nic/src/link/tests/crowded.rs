@@ -14,7 +14,7 @@ use super::processes::{
 };
 use crate::link::{Link, LinkConfig};
 use crate::os::system;
-use crate::runtime::idle::{IdlePolicy, IdleTimes, Pause, SystemClock};
+use crate::runtime::idle::{DEEP_SLEEP_NS, IdlePolicy, Pause, SystemClock};
 
 /// What a program and its NIC's thread share: a doorbell, a completion counter, and memory that the peer writes.
 #[derive(Default)]
@@ -45,7 +45,7 @@ fn nic(words: &Words, config: LinkConfig) {
     system::tune_thread();
     let mut link = Link::join(config).unwrap();
     words.my_slot.store(u64::from(link.slot()) + 1, Ordering::Release);
-    let mut idle = IdlePolicy::new(SystemClock, IdleTimes::default(), system::monotonic_ns());
+    let mut idle = IdlePolicy::new(SystemClock, system::monotonic_ns());
     let (mut sent, mut received) = (0u64, 0u32);
     while !words.stop.load(Ordering::Relaxed) {
         let mut last = None;
@@ -193,11 +193,12 @@ fn crowded_cores_are_shared_in_microseconds_and_the_figures_are_printed() {
 }
 
 /// CPU time and sleeps in a second, after 2.6 s without work.
-fn second_of_rest(times: IdleTimes) -> (u64, u64) {
+fn second_of_rest(deepest_sleep_ns: Option<u64>) -> (u64, u64) {
     let mut link = Link::join(config(&fabric_name())).unwrap();
     let resting = std::thread::spawn(move || {
         system::tune_thread();
-        let mut idle = IdlePolicy::new(SystemClock, times, system::monotonic_ns());
+        let mut idle = IdlePolicy::new(SystemClock, system::monotonic_ns());
+        idle.deepest_sleep_ns = deepest_sleep_ns.unwrap_or(idle.deepest_sleep_ns);
         let mut idle_for = |link: &mut Link, time: Duration| {
             let begun = Instant::now();
             while begun.elapsed() < time {
@@ -215,11 +216,10 @@ fn second_of_rest(times: IdleTimes) -> (u64, u64) {
 
 #[test]
 fn an_idle_nic_sleeps_and_its_share_of_a_core_is_printed() {
-    let times = IdleTimes::default();
     // As in the second that follows one without work, for longer, to see what that costs.
-    let early = IdleTimes { deepest_sleep_ns: times.deep_sleep_ns, ..times };
-    for (name, times, looks) in [("after a second", early, 700), ("after three", times, 300)] {
-        let (used, sleeps) = second_of_rest(times);
+    let early = Some(DEEP_SLEEP_NS);
+    for (name, deepest_sleep_ns, looks) in [("after a second", early, 700), ("after three", None, 300)] {
+        let (used, sleeps) = second_of_rest(deepest_sleep_ns);
         println!("idle {name}: {:.2} % of a core, {sleeps} looks a second", used as f64 / 1e7);
         assert!(sleeps <= looks, "{name}: {sleeps} looks in a second");
     }

@@ -74,6 +74,10 @@ impl MadPort for Port {
         std::mem::take(&mut self.hub.lock().unwrap().departed)
     }
 
+    fn is_waiting(&self) -> bool {
+        false
+    }
+
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool {
         let hub = self.hub.lock().unwrap();
         hub.services.iter().any(|(end, taken, at)| {
