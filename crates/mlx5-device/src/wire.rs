@@ -7,7 +7,7 @@ use core::net::IpAddr;
 
 use roce::packet::Trailer;
 use roce::wire::icrc::ICRC_BYTES;
-use roce::wire::{Gid, Ipv4, Ipv6};
+use roce::wire::{Gid, Ipv4, Ipv6, ipv4, ipv6};
 use roce::{Content, GRH_BYTES, Packet, ServiceType};
 
 use super::model::{DeviceConfig, GidKind};
@@ -98,6 +98,9 @@ pub(super) fn service_level(device: &DeviceConfig, path: &PathAddress) -> u8 {
     }
 }
 
+/// Next header of a GRH (IBTA vol. 1, the GRH's fields).
+const IBA_TRANSPORT: u8 = 0x1b;
+
 /// The 40 bytes in front of a received datagram of `payload` bytes: a GRH, or for RoCE v2 over IPv4 the IPv4 header in its
 /// last 20 bytes. `None`: the datagram came without, and the bytes stay as they are.
 pub(super) fn grh(
@@ -114,20 +117,38 @@ pub(super) fn grh(
     if header == L3Header::Ipv4 {
         let [source, destination] = [sgid, dgid].map(|[.., a, b, c, d]| [a, b, c, d]);
         let (tos, ttl, total_bytes) = (traffic_class, hop_limit, (20 + 8 + transport) as u16);
-        let ip = Ipv4 { tos, total_bytes, identification: 0, dont_fragment: true, ttl, source, destination };
+        let (version_words, fragment, protocol) = (ipv4::VERSION_WORDS, ipv4::DONT_FRAGMENT, ipv4::UDP);
+        let ip = Ipv4 {
+            version_words,
+            tos,
+            total_bytes,
+            fragment,
+            ttl,
+            protocol,
+            source,
+            destination,
+            ..Ipv4::default()
+        };
         let mut out = [0; GRH_BYTES as usize];
-        out[20..].copy_from_slice(&ip.emit());
+        out[20..].copy_from_slice(&ip.with_checksum().emit());
         return Some(out);
     }
     // A GRH is an IPv6 header with no UDP behind it.
     let is_grh = header == L3Header::Grh;
-    let payload_bytes = (transport + if is_grh { 0 } else { 8 }) as u16;
-    let [source, destination] = [sgid, dgid].map(Gid);
-    let mut out = Ipv6 { traffic_class, flow_label, payload_bytes, hop_limit, source, destination }.emit();
-    if is_grh {
-        out[6] = 0x1b;
-    }
-    Some(out)
+    let (udp_bytes, next_header) = if is_grh { (0, IBA_TRANSPORT) } else { (8, ipv4::UDP) };
+    let payload_bytes = (transport + udp_bytes) as u16;
+    let (version, [source, destination]) = (ipv6::VERSION, [sgid, dgid].map(Gid));
+    let ip = Ipv6 {
+        version,
+        traffic_class,
+        flow_label,
+        payload_bytes,
+        next_header,
+        hop_limit,
+        source,
+        destination,
+    };
+    Some(ip.emit())
 }
 
 #[cfg(test)]
