@@ -366,9 +366,10 @@ fn a_device_that_is_dropped_without_its_end_leaves_all_that_it_did() {
     let Err(ReplayError::Recording { error, replayed }) = replay(&file) else { panic!("it has no end") };
     assert!(error.to_string().contains("the end mark is missing"), "{error}");
     assert_eq!(replayed.completions, completions);
-    // The answers of the last round are there too: a replay comes to where the device stopped.
+    // The answers of the last round are there too, as guessed or not: a replay comes to where the device stopped.
     edit(&file, &file.with_extension("edited"), |bytes| {
-        assert_eq!(entries(bytes).last().unwrap().0, Tag::Guessed);
+        let last = entries(bytes).last().unwrap().0;
+        assert_ne!(last.form(), Form::Time, "{last:?}");
     });
 }
 
