@@ -57,11 +57,11 @@ counters! {
 counters! {
     /// Everything that one NIC process counted since it started.
     Counters [plain ""] {
-        /// Messages transmitted whole, without repetitions: the sum of the ports', where they are counted.
+        /// Messages transmitted whole, without repetitions: counted at the ports, and summed when asked for.
         messages_sent,
         /// Their payload.
         bytes_sent,
-        /// What they took of the link, headers and gaps included: the sum of the ports'.
+        /// What they took of the link, headers and gaps included: summed from the ports too.
         wire_bytes_sent,
         /// Messages executed for a peer.
         messages_received,

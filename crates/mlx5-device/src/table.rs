@@ -41,10 +41,13 @@ impl<T> Table<T> {
     pub fn remove(&mut self, handle: u32) -> Option<T> {
         let object = self.slots.get_mut(handle as usize)?.take()?;
         self.free.push(handle);
+        if let Some(users) = self.users.get_mut(handle as usize) {
+            *users = 0;
+        }
         Some(object)
     }
 
-    /// One user of the object here, if there is one, more or less.
+    /// One user of the object here more or less; nothing for no place.
     pub fn count_user(&mut self, place: impl Into<Option<u32>>, change: i32) {
         let Some(place) = place.into().map(|place| place as usize) else { return };
         self.users.resize(self.users.len().max(place + 1), 0);

@@ -226,6 +226,25 @@ mod tests {
     }
 
     #[test]
+    fn a_datagram_over_ipv6_shows_the_header_in_front_of_udp() {
+        let config = NicConfig { link_layer: LinkLayer::Roce, ..NicConfig::default() };
+        let device = DeviceConfig::new(&config, 0);
+        let path = PathAddress {
+            sgid: [0xa; 16],
+            dgid: device.gids[0].gid,
+            // Wider than its place.
+            flow_label: 0xfff1_2345,
+            traffic_class: 0xa5,
+            hop_limit: 9,
+            grh: true,
+            ..PathAddress::default()
+        };
+        let header = grh(&device, &path, 100).unwrap();
+        assert_eq!(header[..8], [0x6a, 0x51, 0x23, 0x45, 0, 132, 17, 9]);
+        assert_eq!((&header[8..24], &header[24..]), (&[0xa; 16][..], &device.gids[0].gid[..]));
+    }
+
+    #[test]
     fn on_ethernet_the_service_level_of_a_completion_is_the_kind_of_network_header() {
         let config = NicConfig { link_layer: LinkLayer::Roce, ..NicConfig::default() };
         let (roce, ib) = (DeviceConfig::new(&config, 0), DeviceConfig::new(&NicConfig::default(), 0));

@@ -176,10 +176,6 @@ impl CqeFields {
     pub fn emit(&self) -> [u8; CQE_BYTES] {
         let flags = u32::from(self.grh) << 28 | u32::from(self.service_level & 0xf) << 24;
         let op_own = OpOwn::new(self.opcode, ScatterFormat::Buffers, self.solicited, self.owner).0;
-        let known = match self.opcode.is_error() {
-            true => u32::from_be_bytes(self.error.emit()).into(),
-            false => self.timestamp,
-        };
         // By whole words: what copies the CQE loads words, and one that was stored in pieces it would wait for.
         let mut words = [0_u64; CQE_BYTES / 8];
         let mut at =
@@ -190,7 +186,11 @@ impl CqeFields {
         at(at::SRQN_UIDX, 4, (self.user_index & 0xff_ffff).into());
         at(at::IMM_INVAL, 4, u32::from_be_bytes(self.immediate).into());
         at(at::BYTE_CNT, 4, self.byte_count.into());
-        at(at::TIMESTAMP, 8, known);
+        if self.opcode.is_error() {
+            at(at::ERROR, CqeError::BYTES, u32::from_be_bytes(self.error.emit()).into());
+        } else {
+            at(at::TIMESTAMP, 8, self.timestamp);
+        }
         at(at::SOP_QPN, 4, (u32::from(self.send_opcode) << 24 | self.qpn & 0xff_ffff).into());
         at(at::WQE_COUNTER, 2, self.wqe_counter.into());
         at(at::OP_OWN, 1, op_own.into());

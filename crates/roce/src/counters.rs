@@ -1,6 +1,6 @@
 //! Counters that are declared once: their fields, their names and their sum.
 
-/// Counts so many more. A counter goes round, as a card's do: a step is one instruction, and with a check of overflow four.
+/// Counts so many more. 64 bits last for ever: a step is one instruction, and with a check of overflow four.
 #[inline(always)]
 pub const fn count(counter: &mut u64, more: u64) {
     *counter = counter.wrapping_add(more);

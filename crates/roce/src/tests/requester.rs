@@ -273,9 +273,12 @@ fn a_loss_is_repaired_once_however_often_it_is_naked() {
     for _ in 0..20 {
         assert_eq!(take(&mut requester, 1, &reply(8, SEQUENCE)), ReplyVerdict::Ignored);
     }
-    assert_eq!(sent(&mut requester, 2), [8, 9, 10]);
+    let resent = |requester: &mut Requester, now| -> Vec<_> {
+        std::iter::from_fn(|| next(requester, now)).map(|it| (it.psn.value(), it.retransmission)).collect()
+    };
+    assert_eq!(resent(&mut requester, 2), [8, 9, 10].map(|psn| (psn, true)));
     assert_eq!(take(&mut requester, 3, &reply(10, SEQUENCE)), ReplyVerdict::Resend, "another loss");
-    assert_eq!(sent(&mut requester, 4), [10]);
+    assert_eq!(resent(&mut requester, 4), [(10, true)]);
     assert_eq!(requester.counters().sequence_naks, 2);
 }
 

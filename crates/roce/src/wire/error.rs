@@ -13,8 +13,7 @@ pub enum WireError {
         need: usize,
         have: usize,
     },
-    /// The first nibble is neither 4 nor 6.
-    #[error("IP version {version} where a RoCEv2 packet has 4 or 6")]
+    #[error("IP version {version} where there is 4 or 6")]
     IpVersion { version: u8 },
     #[error("BTH opcode {opcode:#04x} is none of RC, UC or UD")]
     UnknownOpcode { opcode: u8 },

@@ -13,7 +13,7 @@ pub const DONT_FRAGMENT: u16 = 0x4000;
 pub const UDP: u8 = 17;
 
 header! {
-    /// An IPv4 header in front of UDP.
+    /// An IPv4 header in front of UDP. Reading it checks its length alone.
     Ipv4("an IPv4 header", 20) {
         /// Version, and length of this header in words of 4 bytes: [`VERSION_WORDS`].
         version_words: u8 = 0,

@@ -60,7 +60,7 @@ pub fn ip_of(gid: Gid) -> Option<IpAddr> {
 }
 
 header! {
-    /// An IPv6 header in front of UDP.
+    /// An IPv6 header in front of UDP, or a GRH. Reading it checks its length alone.
     Ipv6("an IPv6 header", 40) {
         /// Version: [`VERSION`].
         version: u8 = 0[4, 4],
@@ -70,7 +70,7 @@ header! {
         flow_label: u32 = 1[0, 20],
         /// Bytes behind this header.
         payload_bytes: u16 = 4,
-        /// Protocol of what follows: UDP.
+        /// Protocol of what follows: UDP, or 0x1b in a GRH.
         next_header: u8 = 6,
         hop_limit: u8 = 7,
         source: Gid = 8,

@@ -12,7 +12,7 @@ pub const ROCE_PORT: u16 = 4791;
 pub const DYNAMIC_PORTS: u16 = 0xc000;
 
 header! {
-    /// A UDP header.
+    /// A UDP header. Reading it checks its length alone.
     Udp("a UDP header", 8) {
         source_port: u16 = 0,
         destination_port: u16 = 2,

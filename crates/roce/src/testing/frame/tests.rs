@@ -108,6 +108,10 @@ fn each_wrong_ipv4_header_has_its_error() {
         packet[at] = value;
         assert_eq!(IpHeader::decode(&packet), Err(error), "{name}");
     }
+    // Without DF it is none of a fragment.
+    let mut whole = SEND_5;
+    (whole[6], whole[10], whole[11]) = (0, 0x1c, 0x49);
+    assert!(IpHeader::decode(&whole).is_ok());
     let short = WireError::Truncated { what: "an IPv4 header", need: 20, have: 19 };
     assert_eq!(IpHeader::decode(&SEND_5[..19]), Err(short.into()));
 }
