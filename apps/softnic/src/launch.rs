@@ -84,11 +84,13 @@ fn options() -> impl Iterator<Item = (&'static Key, &'static str, Option<&'stati
 }
 
 /// What a key sets, what its value may be, and its default, if it has one.
-fn explained(Key { name, meaning, allowed, .. }: &Key) -> String {
+fn explained(Key { name, meaning, allowed, option, .. }: &Key) -> String {
     static DEFAULTS: LazyLock<String> = LazyLock::new(|| Config::default().to_toml());
     let default = DEFAULTS.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
     let default = default.map_or_else(String::new, |value| format!("; default {value}"));
-    format!("{meaning} ({allowed}{default})")
+    let takes_value = option.is_empty() || option.contains(' ');
+    let place = if takes_value { "" } else { "in the file " };
+    format!("{meaning} ({place}{allowed}{default})")
 }
 
 /// Its own, and that of what processes of a fabric share.
@@ -100,7 +102,7 @@ fn after_help() -> String {
     let keys = KEYS.iter().filter(|key| key.option.is_empty());
     let keys = keys.map(|key| format!("  {:<17} {}", key.name, explained(key)));
     format!(
-        "Keys of the configuration file are the options above but --config, with _ in the place of -, and:\n{}\n\n\
+        "Keys of the configuration file are the options above but --config and --help, with _ in the place of -, and:\n{}\n\n\
          The program must be dynamically linked with glibc, 64-bit and not set-uid: the library reaches it by LD_PRELOAD.\n\
          SOFTNIC_LOG=1 in the environment prints every command of the program's driver to stderr.\n\n\
          Examples:\n  softnic run -- ibv_devinfo -v\n  \

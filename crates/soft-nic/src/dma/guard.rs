@@ -263,7 +263,7 @@ impl CpuMemory {
     pub(super) fn copy_bytes(self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
         sanitizer::copies(to, from, len);
         let outcome = if ordered || len < STRING_BYTES {
-            // SAFETY: the routine keeps to the ABI and recovers from faults; the destination is as said above.
+            // SAFETY: the routine keeps to the ABI and recovers from faults; the destination is what `CpuMemory` says.
             unsafe { softnic_guard_copy(to, from, len as u64) }
         } else {
             // SAFETY: as above.

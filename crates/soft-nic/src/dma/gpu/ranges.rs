@@ -126,7 +126,8 @@ pub fn find(addr: u64, len: u64) -> Option<Place> {
     let holding = (0..used).filter_map(|entry| {
         let of = &TABLE[entry];
         let (start, end) = (of.start.load(Ordering::Relaxed), of.end.load(Ordering::Relaxed));
-        if !(start..end).contains(&addr) || of.users.load(Ordering::Acquire) == 0 {
+        // A start of 0 is of an entry that another thread fills or empties.
+        if start == 0 || !(start..end).contains(&addr) || of.users.load(Ordering::Acquire) == 0 {
             return None;
         }
         let card = of.card.load(Ordering::Relaxed);
@@ -186,11 +187,12 @@ impl Drop for Known {
         if of.id.load(Ordering::Relaxed) != self.id || users == 0 {
             return;
         }
+        of.users.store(users - 1, Ordering::Relaxed);
         if users == 1 {
-            of.end.store(0, Ordering::Relaxed);
-            of.start.store(0, Ordering::Relaxed);
+            // Behind the count: who sees a range that is half gone sees that it has no users.
+            of.end.store(0, Ordering::Release);
+            of.start.store(0, Ordering::Release);
         }
-        of.users.store(users - 1, Ordering::Release);
     }
 }
 
