@@ -189,7 +189,7 @@ impl Drop for Known {
         }
         of.users.store(users - 1, Ordering::Relaxed);
         if users == 1 {
-            // Behind the count: who sees a range that is half gone sees that it has no users.
+            // Behind the count: a reader that sees half of a range sees that it has no users.
             of.end.store(0, Ordering::Release);
             of.start.store(0, Ordering::Release);
         }
