@@ -218,6 +218,9 @@ impl Responder {
     #[inline(always)]
     pub fn executed(&mut self, outcome: Outcome) {
         let pending = std::mem::replace(&mut self.pending, Pending::Nothing);
+        if (pending, outcome) == (Pending::Message, Outcome::Done) && !self.at_work.opcode.is_atomic() {
+            return self.message_done(0);
+        }
         match (pending, outcome) {
             (Pending::Nothing, _) => {}
             (Pending::Part | Pending::Message, Outcome::LocalFault) => self.local_fault(),
@@ -225,8 +228,7 @@ impl Responder {
             (Pending::Part, _) => self.part_done(),
             (Pending::Message, Outcome::Atomic { old }) => self.message_done(old),
             // Our own device broke its promise: an atomic without a result cannot be answered.
-            (Pending::Message, Outcome::Done) if self.at_work.opcode.is_atomic() => self.local_fault(),
-            (Pending::Message, Outcome::Done) => self.message_done(0),
+            (Pending::Message, Outcome::Done) => self.local_fault(),
         }
     }
 
