@@ -15,12 +15,14 @@ impl Responder {
     pub(super) fn take_up(&mut self, packet: &Packet) -> bool {
         let position = packet.content.position();
         let src_qpn = self.config.peer_qpn.unwrap_or(packet.deth.src_qpn);
-        let described = describe(packet, src_qpn, self.assembly.as_ref());
-        let is_known = described.is_some();
-        // There is no work: nothing is lost.
-        self.at_work = described.unwrap_or_default();
+        let Some(request) = describe(packet, src_qpn, self.assembly.as_ref()) else {
+            // There is no work: nothing is lost.
+            self.at_work = Request::default();
+            return false;
+        };
+        self.at_work = request;
         // A first or only packet inside a message, a middle or last one outside: §9.7.4, checking the opcode sequence.
-        if !is_known || position.starts() == self.assembly.is_some() {
+        if position.starts() == self.assembly.is_some() {
             return false;
         }
         let (part, bytes) = (&self.at_work, packet.payload.length);
