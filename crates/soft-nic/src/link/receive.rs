@@ -38,7 +38,7 @@ pub struct Inbound<'a> {
     pub(super) body: Body<'a>,
     pub(super) host: &'a Host,
     pub(super) counters: &'a mut LinkCounters,
-    /// Set when a copy out of the ring was given up and may still be under way.
+    /// A copy out of the ring was given up, and may still be under way.
     pub(super) given_up: bool,
 }
 
