@@ -7,7 +7,7 @@ use core::net::IpAddr;
 
 use roce::packet::Trailer;
 use roce::wire::icrc::ICRC_BYTES;
-use roce::wire::{Gid, Ipv4, Ipv6, ipv4, ipv6};
+use roce::wire::{Gid, Ipv4, Ipv6};
 use roce::{Content, GRH_BYTES, Packet, ServiceType};
 
 use super::model::{DeviceConfig, GidKind};
@@ -116,38 +116,19 @@ pub(super) fn grh(
     let transport = (BTH + DETH + ICRC) as u32 + payload;
     if header == L3Header::Ipv4 {
         let [source, destination] = [sgid, dgid].map(|[.., a, b, c, d]| [a, b, c, d]);
-        let (tos, ttl, total_bytes) = (traffic_class, hop_limit, (20 + 8 + transport) as u16);
-        let (version_words, fragment, protocol) = (ipv4::VERSION_WORDS, ipv4::DONT_FRAGMENT, ipv4::UDP);
-        let ip = Ipv4 {
-            version_words,
-            tos,
-            total_bytes,
-            fragment,
-            ttl,
-            protocol,
-            source,
-            destination,
-            ..Ipv4::default()
-        };
+        let ip = Ipv4::of_udp(source, destination, (20 + 8 + transport) as u16);
+        let ip = Ipv4 { tos: traffic_class, ttl: hop_limit, ..ip };
         let mut out = [0; GRH_BYTES as usize];
         out[20..].copy_from_slice(&ip.with_checksum().emit());
         return Some(out);
     }
     // A GRH is an IPv6 header with no UDP behind it.
     let is_grh = header == L3Header::Grh;
-    let (udp_bytes, next_header) = if is_grh { (0, IBA_TRANSPORT) } else { (8, ipv4::UDP) };
-    let payload_bytes = (transport + udp_bytes) as u16;
-    let (version, [source, destination]) = (ipv6::VERSION, [sgid, dgid].map(Gid));
-    let ip = Ipv6 {
-        version,
-        traffic_class,
-        flow_label,
-        payload_bytes,
-        next_header,
-        hop_limit,
-        source,
-        destination,
-    };
+    let [source, destination] = [sgid, dgid].map(Gid);
+    let payload_bytes = (transport + if is_grh { 0 } else { 8 }) as u16;
+    let ip =
+        Ipv6 { traffic_class, flow_label, hop_limit, ..Ipv6::of_udp(source, destination, payload_bytes) };
+    let ip = if is_grh { Ipv6 { next_header: IBA_TRANSPORT, ..ip } } else { ip };
     Some(ip.emit())
 }
 

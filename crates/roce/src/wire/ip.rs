@@ -1,6 +1,6 @@
 //! Either IP header: what RoCEv2 needs of both, in one type.
 
-use super::{Gid, Ipv4, Ipv6, ipv4, ipv6};
+use super::{Gid, Ipv4, Ipv6};
 
 /// The IP header of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,27 +14,12 @@ impl IpHeader {
     /// family, `None` otherwise. What the network may change, and what one host alone decides, is set by the caller: here
     /// traffic class and flow label are 0, the hop limit 64, and over IPv4 the identification is 0 with DF set.
     pub fn between(source: Gid, destination: Gid, udp_bytes: u16) -> Option<Self> {
-        const HOPS: u8 = 64;
         match (source.ipv4(), destination.ipv4()) {
-            (Some(source), Some(destination)) => Some(Self::V4(Ipv4 {
-                version_words: ipv4::VERSION_WORDS,
-                total_bytes: udp_bytes.checked_add(Ipv4::BYTES as u16)?,
-                fragment: ipv4::DONT_FRAGMENT,
-                ttl: HOPS,
-                protocol: ipv4::UDP,
-                source,
-                destination,
-                ..Ipv4::default()
-            })),
-            (None, None) => Some(Self::V6(Ipv6 {
-                version: ipv6::VERSION,
-                payload_bytes: udp_bytes,
-                next_header: ipv4::UDP,
-                hop_limit: HOPS,
-                source,
-                destination,
-                ..Ipv6::default()
-            })),
+            (Some(source), Some(destination)) => {
+                let total_bytes = udp_bytes.checked_add(Ipv4::BYTES as u16)?;
+                Some(Self::V4(Ipv4::of_udp(source, destination, total_bytes)))
+            }
+            (None, None) => Some(Self::V6(Ipv6::of_udp(source, destination, udp_bytes))),
             _ => None,
         }
     }

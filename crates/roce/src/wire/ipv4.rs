@@ -11,6 +11,8 @@ pub const VERSION_WORDS: u8 = 0x45;
 pub const DONT_FRAGMENT: u16 = 0x4000;
 /// IP protocol of UDP.
 pub const UDP: u8 = 17;
+/// Hops that a packet may make.
+pub(super) const HOPS: u8 = 64;
 
 header! {
     /// An IPv4 header in front of UDP. Reading it checks its length alone.
@@ -35,6 +37,20 @@ header! {
 }
 
 impl Ipv4 {
+    /// The header in front of UDP: DF set, 64 hops, identification 0; `total_bytes` from this header on.
+    pub fn of_udp(source: [u8; 4], destination: [u8; 4], total_bytes: u16) -> Self {
+        Self {
+            version_words: VERSION_WORDS,
+            total_bytes,
+            fragment: DONT_FRAGMENT,
+            ttl: HOPS,
+            protocol: UDP,
+            source,
+            destination,
+            ..Self::default()
+        }
+    }
+
     /// The header with its checksum, the Internet checksum (RFC 1071).
     #[must_use]
     pub fn with_checksum(self) -> Self {

@@ -6,6 +6,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::bytes::{Field, array, header, put};
+use super::ipv4;
 
 /// Version of the header.
 pub const VERSION: u8 = 6;
@@ -79,6 +80,12 @@ header! {
 }
 
 impl Ipv6 {
+    /// The header in front of UDP: 64 hops; `payload_bytes` behind this header.
+    pub fn of_udp(source: Gid, destination: Gid, payload_bytes: u16) -> Self {
+        let (version, next_header, hop_limit) = (VERSION, ipv4::UDP, ipv4::HOPS);
+        Self { version, payload_bytes, next_header, hop_limit, source, destination, ..Self::default() }
+    }
+
     /// The 40 bytes as the ICRC sees them: what routers change is all ones.
     pub(super) fn masked(&self) -> [u8; Self::BYTES] {
         Self { traffic_class: 0xff, flow_label: 0xf_ffff, hop_limit: 0xff, ..*self }.emit()
