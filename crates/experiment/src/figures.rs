@@ -99,6 +99,7 @@ pub(crate) fn beside(curve: &crate::paper::Curve) -> Curve {
         kind: Kind::Published,
         points: curve.points.clone(),
         not_whole: Vec::new(),
+        level: None,
     }
 }
 
@@ -156,6 +157,7 @@ fn measured(experiment: &Experiment, points: &[Point], field: &str) -> Vec<Curve
             kind: if base { Kind::Measured } else { Kind::Variant },
             points: spreads.map(|(x, [median, least, most])| [x as f64, median, least, most]).collect(),
             not_whole: broken.map(|point| point.x as f64).collect(),
+            level: None,
         }
     };
     keys.into_iter().map(curve).collect()

@@ -1,10 +1,11 @@
 //! Drawing: panels with curves and bands, a legend beside them, a caption below, as SVG.
 //!
-//! Knows curves, not experiments (`figures.rs`). No two curves of a plot share a colour, and no two broken lines their dashes.
+//! Knows curves, not experiments (`figures.rs`). No two curves of a plot share a colour but a broken and a solid one of one level, and no
+//! two broken lines their dashes.
 
 use std::ops::Range;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow};
 use plotters::chart::ChartContext;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
@@ -56,6 +57,8 @@ pub struct Curve {
     pub points: Vec<[f64; 4]>,
     /// The x of points of which something is missing: drawn large and hollow.
     pub not_whole: Vec<f64>,
+    /// What a broken and a solid curve have in common that share a colour.
+    pub level: Option<u64>,
 }
 
 impl Curve {
@@ -67,7 +70,11 @@ impl Curve {
         points: impl IntoIterator<Item = (f64, f64)>,
     ) -> Curve {
         let points = points.into_iter().map(|(x, y)| [x, y, y, y]).collect();
-        Curve { group: group.into(), label: label.into(), kind, points, not_whole: Vec::new() }
+        Curve { group: group.into(), label: label.into(), kind, points, not_whole: Vec::new(), level: None }
+    }
+
+    pub fn at_level(self, level: u64) -> Curve {
+        Curve { level: Some(level), ..self }
     }
 }
 
@@ -81,15 +88,24 @@ struct CurveStyle {
 
 /// A look for each curve: measured ones take colours and markers, broken ones colours and dashes. Error: more curves than colours.
 fn looks(curves: &[Curve]) -> Result<Vec<CurveStyle>> {
-    let (count, most) = (curves.len(), COLOURS.len());
-    ensure!(count <= most, "{count} curves in one plot, and {most} colours to tell them apart");
-    let (mut solid, mut broken) = (0, 0);
-    let look = |(curve, colour): (&Curve, &RGBColor)| {
-        let count = if curve.kind.is_broken() { &mut broken } else { &mut solid };
-        *count += 1;
-        CurveStyle { colour: *colour, dash: DASHES[(*count - 1) % DASHES.len()], marker: *count - 1 }
-    };
-    Ok(curves.iter().zip(&COLOURS).map(look).collect())
+    let mut colours = COLOURS.iter();
+    let mut looks: Vec<CurveStyle> = Vec::new();
+    for curve in curves {
+        let before = || curves.iter().zip(&looks);
+        let broken = curve.kind.is_broken();
+        let of_level: Vec<_> =
+            before().filter(|(other, _)| curve.level.is_some() && other.level == curve.level).collect();
+        let shared = match of_level[..] {
+            [(other, look)] if other.kind.is_broken() != broken => Some(look.colour),
+            _ => None,
+        };
+        let colour = shared.or_else(|| colours.next().copied()).ok_or_else(|| {
+            anyhow!("{} curves in one plot, and {} colours to tell them apart", curves.len(), COLOURS.len())
+        })?;
+        let count = before().filter(|(other, _)| other.kind.is_broken() == broken).count();
+        looks.push(CurveStyle { colour, dash: DASHES[count % DASHES.len()], marker: count });
+    }
+    Ok(looks)
 }
 
 #[derive(Clone, Debug)]
@@ -386,7 +402,8 @@ mod tests {
 
     fn curve(label: usize, kind: Kind) -> Curve {
         let points = vec![[0.5, 5.0, 5.0, 5.0], [2.0, 5.0, 0.0, 20.0]];
-        Curve { group: "g".into(), label: format!("curve {label}"), kind, points, not_whole: Vec::new() }
+        let label = format!("curve {label}");
+        Curve { group: "g".into(), label, kind, points, not_whole: Vec::new(), level: None }
     }
 
     fn panel() -> Panel {
@@ -407,6 +424,22 @@ mod tests {
         }
         let too_many: Vec<Curve> = (0..17).map(|at| curve(at, Kind::Measured)).collect();
         assert!(super::looks(&too_many).unwrap_err().to_string().contains("17 curves"));
+    }
+
+    /// As in figure 2 with all levels: sixteen of ours, five published.
+    #[test]
+    fn a_broken_and_a_solid_curve_of_one_level_share_a_colour_and_no_others_do() {
+        let ours = (1..=16).map(|level| curve(0, Kind::Plain).at_level(level));
+        let published = [1, 2, 4, 8, 16].map(|level| curve(0, Kind::Published).at_level(level));
+        let curves: Vec<Curve> = ours.chain(published).collect();
+        let colours: Vec<RGBColor> = looks(&curves).unwrap().iter().map(|look| look.colour).collect();
+        assert_eq!(colours[..16], COLOURS);
+        assert_eq!(colours[16..], [1, 2, 4, 8, 16].map(|level| COLOURS[level - 1]));
+        let twice = [Kind::Plain, Kind::Plain, Kind::Published].map(|kind| curve(0, kind).at_level(4));
+        let [first, second, third] = looks(&twice).unwrap()[..] else { panic!("three looks") };
+        assert!(
+            first.colour != second.colour && third.colour != first.colour && third.colour != second.colour
+        );
     }
 
     #[test]

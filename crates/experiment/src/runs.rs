@@ -90,7 +90,7 @@ fn distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<C
         let beside = if point.x == 1 { "alone" } else { "at once" };
         let label = format!("{} {beside}, {runs} runs", point.x);
         let points = quantiles.into_iter().enumerate().map(at);
-        Some(Curve::of(group(experiment, &point.series), label, Kind::Plain, points))
+        Some(Curve::of(group(experiment, &point.series), label, Kind::Plain, points).at_level(point.x))
     };
     let without: Vec<Point> = without.into_iter().cloned().collect();
     whole.iter().filter_map(curve).chain(recorded_distributions(experiment, plot, &without)).collect()
@@ -113,7 +113,7 @@ fn recorded_distributions(experiment: &Experiment, plot: &Cdf, points: &[Point])
         let curve = |x: &u64| {
             let points = quantiles.iter().filter_map(|(by_x, share)| Some((by_x.get(x)?[0], *share)));
             let label = format!("{x} at once: least, median, p99");
-            Curve::of(group(experiment, series), label, Kind::Measured, points)
+            Curve::of(group(experiment, series), label, Kind::Measured, points).at_level(*x)
         };
         xs.iter().map(curve).collect()
     };
@@ -123,7 +123,8 @@ fn recorded_distributions(experiment: &Experiment, plot: &Cdf, points: &[Point])
 fn published(paper: &Paper) -> impl Iterator<Item = Curve> + '_ {
     paper.cdf.iter().map(|one| {
         let points = one.points.iter().map(|[ms, share]| (*ms, share * 100.0));
-        Curve::of("paper (hardware)", format!("{} at once", one.at), Kind::Published, points)
+        let label = format!("{} at once", one.at);
+        Curve::of("paper (hardware)", label, Kind::Published, points).at_level(one.at)
     })
 }
 
