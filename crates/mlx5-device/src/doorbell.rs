@@ -13,6 +13,13 @@ use roce::Now;
 use crate::config::DoorbellOrder;
 use crate::threads::{ThreadTime, any_starved};
 
+/// While a queue's messages are outstanding, its page, or the record of one that is executed by record, is looked at so often at most.
+/// Each look takes the line from the program's core, where the next doorbell then waits for it.
+pub const LOOK_NS: u64 = 500;
+
+/// A record that agrees with what was rung is read again after this time. Only a driver that forgets the register moves it alone.
+const RECORD_NS: u64 = 4_000;
+
 /// How long record and register may disagree: a driver stores one right after the other.
 pub const GRACE_NS: u64 = 10_000_000;
 
@@ -55,6 +62,8 @@ pub(super) struct SendDoorbell {
     /// Counted among the unchecked queues.
     pub noted: bool,
     covered: u16,
+    /// The record as it was read last, and when.
+    read: (u16, Now),
     refused: Option<u16>,
     disagreement: Option<Disagreement>,
     reported: bool,
@@ -105,6 +114,23 @@ impl SendDoorbell {
                 DoorbellOrder::Early => self.covered = next,
             }
         }
+    }
+
+    /// The record was read.
+    pub(super) fn note_record(&mut self, record: u16, now: Now) {
+        self.read = (record, now);
+    }
+
+    /// The record as it was read last, where it need not be read again yet. `idle`: nothing is outstanding.
+    pub(super) fn recent_record(&self, now: Now, idle: bool) -> Option<u16> {
+        let (record, at) = self.read;
+        let lasts_ns = match self.unchecked {
+            true if idle => 0,
+            true => LOOK_NS,
+            false if self.covered == record && self.disagreement.is_none() => RECORD_NS,
+            false => 0,
+        };
+        (now.0.saturating_sub(at.0) < lasts_ns).then_some(record)
     }
 
     /// Up to where the queue may be executed.
@@ -263,6 +289,25 @@ mod tests {
         assert_eq!(at(60, false), None, "once");
         assert_eq!([at(70, true), at(71, false), at(76, false), at(81, false)], [None; 4]);
         assert_eq!(at(82, false), Some(Violation::Missing), "a new incident");
+    }
+
+    #[test]
+    fn a_record_is_read_again_where_it_may_have_moved() {
+        let recent = |unchecked, covered, idle, ns| {
+            let mut doorbell = SendDoorbell { covered, ..SendDoorbell::new(0, unchecked) };
+            doorbell.note_record(7, Now(MS));
+            doorbell.recent_record(Now(MS + ns), idle)
+        };
+        for idle in [true, false] {
+            assert_eq!([0, 3_999, 4_000].map(|ns| recent(false, 7, idle, ns)), [Some(7), Some(7), None]);
+            assert_eq!(recent(false, 6, idle, 0), None, "a register write is waited for");
+        }
+        assert_eq!(recent(true, 7, true, 0), None, "the record is what rings");
+        assert_eq!([0, 499, 500].map(|ns| recent(true, 6, false, ns)), [Some(7), Some(7), None]);
+        let mut watched = SendDoorbell::new(0, false);
+        watched.note_record(0, Now(0));
+        assert_eq!(watched.watch(Now(0), false, false, nobody), None);
+        assert_eq!(watched.recent_record(Now(0), true), None, "record and register disagreed a moment ago");
     }
 
     #[test]

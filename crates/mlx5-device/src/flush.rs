@@ -63,7 +63,7 @@ impl<M: Memory> Core<M> {
             self.wqe_fetch.pool.give(request);
             work += 1;
         }
-        let posted = qp.sq.posted(&self.host.memory);
+        let posted = qp.sq.posted(&self.host.memory, self.host.now);
         self.uars.watch(&mut self.host, qp, posted);
         let mut left = posted.available;
         while left > 0 && work < FLUSH_BUDGET {

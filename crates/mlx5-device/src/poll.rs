@@ -76,8 +76,11 @@ impl<M: Memory> Core<M> {
         let mut at = 0;
         // The list may grow at its end while a register write heats another queue; that one is looked at too.
         while let Some(place) = self.schedule.hot.list.get(at).copied() {
-            let page = qps.get(place).map(|qp| qp.sq.doorbell.page);
-            if let Some(page) = page.filter(|page| self.uars.is_rung_now(*page, self.schedule.round)) {
+            let (now, round) = (self.host.now, self.schedule.round);
+            let page = qps.get(place).map(|qp| (qp.sq.doorbell.page, !qp.sq.is_idle()));
+            if let Some((page, _)) =
+                page.filter(|(page, busy)| self.uars.is_rung_now(*page, round, now, *busy))
+            {
                 if let Some(qp) = qps.get(place).filter(|qp| qp.sq.ring.entries > 0) {
                     // What the driver wrote before it rang comes along while the register is taken.
                     self.host.memory.prefetch(qp.sq.ring.record);
@@ -114,7 +117,7 @@ impl<M: Memory> Core<M> {
     fn poll_background(&mut self, link: &mut impl Carrier, qps: &mut Qps) -> usize {
         let mut work = 0;
         for page in self.uars.background(self.host.now) {
-            if self.uars.is_rung_now(page, self.schedule.round) {
+            if self.uars.is_rung_now(page, self.schedule.round, self.host.now, false) {
                 work += self.take_page(qps, page);
             }
         }

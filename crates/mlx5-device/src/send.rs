@@ -31,7 +31,7 @@ pub(super) const PACKETS_AT_ONCE: usize = 32;
 impl<M: Memory> Core<M> {
     /// Reads what was posted, and hands it to the transport.
     pub(super) fn post(&mut self, qp: &mut Qp) -> usize {
-        let posted = qp.sq.posted(&self.host.memory);
+        let posted = qp.sq.posted(&self.host.memory, self.host.now);
         if qp.sq.ring.entries > 0 && posted.record.is_none() {
             // A card that cannot read the record has lost the queue.
             qp.event_target.raise(&mut self.host, event_type::QP_FATAL);

@@ -207,8 +207,19 @@ impl SendQueue {
         }
     }
 
-    pub(super) fn posted<M: Memory>(&self, memory: &M) -> Posted {
-        let record = if self.ring.entries == 0 { None } else { self.ring.read_record(memory) };
+    /// The record as it is now; none: it cannot be read.
+    pub(super) fn read_record<M: Memory>(&mut self, memory: &M, now: Now) -> Option<u16> {
+        let record = self.ring.read_record(memory)?;
+        self.doorbell.note_record(record, now);
+        Some(record)
+    }
+
+    pub(super) fn posted<M: Memory>(&mut self, memory: &M, now: Now) -> Posted {
+        let recent = self.doorbell.recent_record(now, self.is_idle());
+        let record = match self.ring.entries {
+            0 => None,
+            _ => recent.or_else(|| self.read_record(memory, now)),
+        };
         let Some(index) = record else {
             return Posted { record, available: 0, agree: true, range: false };
         };

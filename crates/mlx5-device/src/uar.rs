@@ -5,6 +5,7 @@ use mlx5_layout::doorbell::Doorbell;
 use roce::Now;
 
 use super::command::{Answer, CommandError, ContextId, Handle, event_type, refusal};
+use super::doorbell::LOOK_NS;
 use super::host::HostInterface;
 use super::qp::Qp;
 use super::qps::Qps;
@@ -42,6 +43,8 @@ struct Uar {
     stray: bool,
     /// Poll in which the registers were looked at last.
     polled: u64,
+    /// When something was found there last.
+    rung: Now,
 }
 
 impl Uar {
@@ -81,7 +84,16 @@ impl Uars {
 
     pub(super) fn alloc(&mut self, context: ContextId, kind: UarKind, registers: Box<dyn Registers>) -> u32 {
         let (queues, rang) = (Vec::new(), Vec::new());
-        self.table.insert(Uar { context, kind, registers, queues, rang, stray: false, polled: 0 })
+        self.table.insert(Uar {
+            context,
+            kind,
+            registers,
+            queues,
+            rang,
+            stray: false,
+            polled: 0,
+            rung: Now(0),
+        })
     }
 
     pub(super) fn free(&mut self, page: u32, handle: Handle) -> Answer<()> {
@@ -132,15 +144,19 @@ impl Uars {
         self.table.get(page).is_some_and(Uar::is_rung)
     }
 
-    /// Whether a page has something to take that was not looked for in this round; the round has looked then.
-    pub(super) fn is_rung_now(&mut self, page: u32, round: u64) -> bool {
-        match self.table.get_mut(page) {
-            Some(uar) if uar.polled != round => {
-                uar.polled = round;
-                uar.is_rung()
-            }
-            _ => false,
+    /// Whether a page has something to take that was not looked for in this round; the round has looked then. `busy`: messages of its
+    /// queue are outstanding, and soon after something was found there nothing is looked for.
+    pub(super) fn is_rung_now(&mut self, page: u32, round: u64, now: Now, busy: bool) -> bool {
+        let rests = |uar: &Uar| busy && now.0.saturating_sub(uar.rung.0) < LOOK_NS;
+        let Some(uar) = self.table.get_mut(page).filter(|uar| uar.polled != round && !rests(uar)) else {
+            return false;
+        };
+        uar.polled = round;
+        let is_rung = uar.is_rung();
+        if is_rung {
+            uar.rung = now;
         }
+        is_rung
     }
 
     /// Takes the register writes of a page. Returns how many.
@@ -183,7 +199,7 @@ impl Uars {
             return;
         };
         let has_sharers = self.learn(host, qp, register);
-        if let Some(record) = qp.sq.ring.read_record(&host.memory) {
+        if let Some(record) = qp.sq.read_record(&host.memory, host.now) {
             let ahead = qp.sq.distance(record);
             // A record beyond the ring covers nothing.
             let posted = if u32::from(ahead) <= qp.sq.ring.entries { record } else { qp.sq.fetched };

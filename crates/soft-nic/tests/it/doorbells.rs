@@ -7,11 +7,14 @@ use mlx5_device::threads::ThreadTime;
 use mlx5_device::{UarKind, Violation};
 use mlx5_layout::SendOpcode;
 use mlx5_layout::doorbell::Doorbell;
+use roce::Now;
 use soft_nic::config::DoorbellOrder;
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};
 
 const GRACE_NS: u64 = 10_000_000;
+/// Of `mlx5_device`'s pacing of looks.
+const LOOK_NS: u64 = 500;
 
 fn nop() -> WorkRequest {
     WorkRequest::new(SendOpcode::Nop)
@@ -218,6 +221,29 @@ fn threads_are_not_looked_at_while_doorbells_come_in_time() {
         assert_eq!(completions(&mut driver, qp), 1);
     }
     assert_eq!(planted.looks(), 0);
+}
+
+/// Each look takes the register's line from the core of a program that writes it again and again.
+#[test]
+fn while_messages_are_outstanding_registers_are_looked_at_every_half_microsecond() {
+    let mut driver = Driver::new(Setup::new("pace"));
+    let qp = driver.create_qp(QpShape::default());
+    // Nobody there answers.
+    let attributes = driver.attributes(driver.qp(qp).qpn + 1);
+    driver.bring_up(qp, &attributes);
+    let region = driver.region(64, 7);
+    let write = WorkRequest::write(&region, 0, 8, &region, 32);
+    let taken_after = |driver: &mut Driver<Host>, ns: u64| {
+        driver.now += ns;
+        driver.nic.poll(Now(driver.now));
+        driver.counters().doorbells_taken
+    };
+    driver.post(qp, &write);
+    assert_eq!(taken_after(&mut driver, 10_000), 1, "nothing was outstanding");
+    driver.post(qp, &write);
+    assert_eq!([0, LOOK_NS - 1, 1].map(|ns| taken_after(&mut driver, ns)), [1, 1, 2]);
+    driver.post(qp, &write);
+    assert_eq!([0, LOOK_NS].map(|ns| taken_after(&mut driver, ns)), [2, 3]);
 }
 
 #[test]
