@@ -6,7 +6,8 @@
 //! ```text
 //! 0     magic, version, slots, generations, capacities       written once, before the channel is published
 //! 128   producer line: request head, reply head, notify      written by the sender
-//! 256   consumer line: request tail, reply tail, state       written by the receiver
+//! 256   consumer line: request tail, reply tail              written by the receiver
+//! 320   state of the receiver                                written by it, seldom
 //! 4096  request ring, then reply ring                        each mapped twice in a row, so records never wrap
 //! ```
 //! Head and tail count bytes for ever. Each side keeps its own in a register's reach and publishes it once per batch:
@@ -34,7 +35,7 @@ mod at {
         REPLY_HEAD = 136;
         NOTIFY = 144;
         REQUEST_TAIL = 256;
-        STATE = 272;
+        STATE = 320;
         RINGS = 4096;
     }
     pub const HEADS: [usize; 2] = [REQUEST_HEAD, REPLY_HEAD];
