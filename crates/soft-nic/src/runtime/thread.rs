@@ -17,6 +17,8 @@ use crate::control::ControlServer;
 use crate::link::fabric::Fabric;
 use crate::os::{OneShotEpoll, log, system};
 
+/// So many rounds without work make one look: clock, lock and the idle policy cost as much as such a round.
+const LOOKS: usize = 4;
 /// Longest rest while some queue waits for time to pass: the granularity of time-outs and shaping.
 const WAITING: Duration = Duration::from_micros(50);
 /// Rest of the thread while the program itself runs the NIC.
@@ -169,7 +171,7 @@ impl Shared {
         let Some(mut nic) = server.nic.poll() else { return false };
         let now = system::monotonic_ns();
         server.clock.tick(now);
-        let worked = nic.poll(Now(now)) > 0;
+        let worked = (0..LOOKS).any(|_| nic.poll(Now(now)) > 0);
         if let Some(call) = nic.link().take_call() {
             // A thread is made for it: not with the lock.
             drop(nic);
@@ -191,6 +193,7 @@ impl Shared {
             match pause {
                 Pause::Offer => std::thread::yield_now(),
                 Pause::Leave => system::leave_core(),
+                _ if worked => {}
                 _ => std::hint::spin_loop(),
             }
             return true;
