@@ -20,11 +20,12 @@ use quantity::{Quantity, Unit};
 
 /// Pages that are the only record of what they measured, so that their figures may stand without a source: laboratory notes, and how long
 /// the steps of a tutorial took on the machine that it names.
-pub const NOTES: [&str; 11] = [
+pub const NOTES: [&str; 12] = [
     "docs/notes/copies.md",
     "docs/notes/idle.md",
     "docs/notes/lost-contexts.md",
     "docs/notes/posting-costs.md",
+    "docs/notes/small-messages.md",
     "docs/notes/soft-roce.md",
     "docs/tutorial.md",
     "docs/tutorials/one-machine.md",
