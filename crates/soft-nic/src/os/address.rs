@@ -3,6 +3,8 @@
 
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 
+use nix::sys::socket::SockaddrStorage;
+
 /// Bytes of the longer struct.
 pub const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_in6>();
 
@@ -23,6 +25,12 @@ pub fn to_bytes(address: &SocketAddr) -> ([u8; ADDRESS_BYTES], usize) {
     };
     bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
     (bytes, len)
+}
+
+/// `None`: another family.
+pub fn of_storage(address: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = address.as_sockaddr_in().map(|v4| SocketAddr::from(*v4));
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| SocketAddr::from(*v6)))
 }
 
 /// The address at the beginning of these bytes; `None`: another family, or too few.

@@ -6,13 +6,14 @@
 //! into (`UDP_SEGMENT`; `inet_gso_segment`). Seen on 6.18 in a capture of a veth pair whose offloads were off: 0, 1, 2 … for the
 //! segments of each call. IPv6 has no such field.
 //!
-//! By raw system calls: the interposer hooks some of these names.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 
-use super::address::{ADDRESS_BYTES, from_bytes, to_bytes};
+use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, bind, getsockname, sendmsg};
+
+use super::address::{ADDRESS_BYTES, from_bytes, of_storage};
 use super::forks::NoForkSocket;
 use super::system;
 
@@ -186,14 +187,9 @@ impl Datagrams {
                 system::set_option(&socket, libc::SOL_SOCKET, name, BUFFER_BYTES)?;
             }
         }
-        let (mut name, len) = to_bytes(&local);
-        // SAFETY: `name` holds `len` bytes of an address.
-        system::check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &name, len) })?;
-        let mut len = ADDRESS_BYTES as libc::socklen_t;
-        let number = libc::SYS_getsockname;
-        // SAFETY: both live through the call, `len` says how large `name` is.
-        system::check(unsafe { libc::syscall(number, socket.as_raw_fd(), &mut name, &mut len) })?;
-        let local = from_bytes(&name).ok_or_else(|| io::Error::other("a socket without an IP address"))?;
+        bind(socket.as_raw_fd(), &SockaddrStorage::from(local))?;
+        let local = of_storage(&getsockname(socket.as_raw_fd())?)
+            .ok_or_else(|| io::Error::other("a socket without an IP address"))?;
         // What was cut out of one piece of memory comes in one piece, between namespaces of one host at least: one system call's
         // work instead of sixteen packets'. A kernel that cannot (before 5.0) hands over each by itself.
         let _ = system::set_option(&socket, libc::IPPROTO_UDP, libc::UDP_GRO, 1);
@@ -256,22 +252,11 @@ impl Datagrams {
     }
 
     fn send_run(&self, run: &Run, bytes: &[u8]) -> io::Result<()> {
-        let (mut name, len) = to_bytes(&run.to);
-        let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let mut control = Cmsg::new(libc::UDP_SEGMENT, run.segment as u16);
-        // SAFETY: plain old data.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_name = (&raw mut name).cast();
-        message.msg_namelen = len as libc::socklen_t;
-        message.msg_iov = &mut part;
-        message.msg_iovlen = 1;
-        if run.count > 1 {
-            message.msg_control = (&raw mut control).cast();
-            message.msg_controllen = size_of_val(&control);
-        }
-        // SAFETY: all that the message points to lives through the call, with the lengths given; the kernel reads only.
-        let sent = unsafe { libc::syscall(libc::SYS_sendmsg, self.socket.as_raw_fd(), &message, 0) };
-        system::check(sent).map(|_| ())
+        let (fd, to, segment) = (self.socket.as_raw_fd(), SockaddrStorage::from(run.to), run.segment as u16);
+        let cut = [ControlMessage::UdpGsoSegments(&segment)];
+        let control = if run.count > 1 { &cut[..] } else { &[] };
+        sendmsg(fd, &[IoSlice::new(bytes)], control, MsgFlags::empty(), Some(&to))?;
+        Ok(())
     }
 
     /// Hands what has arrived to `each`, up to a bounded number: from where, and its bytes. Returns how many. One that is
@@ -286,12 +271,13 @@ impl Datagrams {
         let mut parts: [libc::iovec; ROOM] = unsafe { std::mem::zeroed() };
         // SAFETY: plain old data.
         let mut messages: [libc::mmsghdr; ROOM] = unsafe { std::mem::zeroed() };
-        let mut controls = [Cmsg::new(0, 0 as libc::c_int); ROOM];
+        // SAFETY: plain old data.
+        let mut controls: [GroMessage; ROOM] = unsafe { std::mem::zeroed() };
         for (at, place) in self.inbox.chunks_exact_mut(MAX_MESSAGE).take(ROOM).enumerate() {
             parts[at] = libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: place.len() };
             let message = &mut messages[at].msg_hdr;
             message.msg_control = (&raw mut controls[at]).cast();
-            message.msg_controllen = size_of::<Cmsg<libc::c_int>>();
+            message.msg_controllen = size_of::<GroMessage>();
             message.msg_name = (&raw mut names[at]).cast();
             message.msg_namelen = ADDRESS_BYTES as libc::socklen_t;
             message.msg_iov = &mut parts[at];
@@ -338,22 +324,14 @@ impl Datagrams {
 
 /// A control message with one number, laid out as `CMSG_SPACE` asks: a header, then the number; whole words.
 #[repr(C, align(8))]
-#[derive(Clone, Copy)]
-struct Cmsg<T> {
+struct GroMessage {
     head: libc::cmsghdr,
-    value: T,
+    value: libc::c_int,
 }
 
-impl<T> Cmsg<T> {
-    const BYTES: usize = size_of::<libc::cmsghdr>() + size_of::<T>();
+impl GroMessage {
+    const BYTES: usize = size_of::<libc::cmsghdr>() + size_of::<libc::c_int>();
 
-    const fn new(kind: libc::c_int, value: T) -> Cmsg<T> {
-        let (cmsg_len, cmsg_level) = (Self::BYTES, libc::IPPROTO_UDP);
-        Cmsg { head: libc::cmsghdr { cmsg_len, cmsg_level, cmsg_type: kind }, value }
-    }
-}
-
-impl Cmsg<libc::c_int> {
     /// Length of each of several datagrams that the kernel left in one piece (`UDP_GRO`); `said`: bytes that it filled in.
     fn segment(&self, said: usize) -> Option<usize> {
         let libc::cmsghdr { cmsg_len, cmsg_level, cmsg_type, .. } = self.head;

@@ -10,8 +10,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
+use nix::sys::socket::{UnixAddr, bind};
+
 use super::system::{moved_high, new_descriptor};
-use super::unix_stream::by_name;
 
 /// Times this process has been forked into being, counted from its ancestors. A `Link` remembers it: a child sees
 /// another number and keeps away from its parent's rings.
@@ -88,13 +89,16 @@ impl NoForkSocket {
     ///
     /// Errors: the kernel's, or a name that is too long.
     pub fn lock(name: &str) -> io::Result<Option<NoForkSocket>> {
-        let bound = NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM)
-            .and_then(|socket| by_name(libc::SYS_bind, &socket, name).map(|()| Some(socket)));
-        match bound {
+        let bound = || -> io::Result<NoForkSocket> {
+            let socket = NoForkSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM)?;
+            bind(socket.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
+            Ok(socket)
+        };
+        match bound() {
             Err(error) if matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::AddrInUse) => {
                 Ok(None)
             }
-            bound => bound,
+            bound => bound.map(Some),
         }
     }
 

@@ -1,11 +1,13 @@
 //! The network interfaces of this host, as a NIC's ports need them: names, addresses, MTU.
 
-use std::ffi::CStr;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
-use super::address::from_bytes;
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
+
+use super::address::of_storage;
 use super::system::{check, new_descriptor};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,45 +25,13 @@ pub struct Interface {
 ///
 /// Errors: what `getifaddrs` says.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
-    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: `list` receives a list that `freeifaddrs` below gives back.
-    check(i64::from(unsafe { libc::getifaddrs(&raw mut list) }))?;
-    let mut found = Vec::new();
-    let mut at = list;
-    while !at.is_null() {
-        // SAFETY: `at` is an element of the list, which lives until `freeifaddrs`.
-        let element = unsafe { &*at };
-        at = element.ifa_next;
-        // SAFETY: null, or the address of this element.
-        let Some(address) = (unsafe { address_of(element.ifa_addr) }) else { continue };
-        // SAFETY: every element has a name, a C string.
-        let name = unsafe { CStr::from_ptr(element.ifa_name) };
-        // SAFETY: as above.
-        let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-        let Ok(name) = name.to_str() else { continue };
-        let up = element.ifa_flags & libc::IFF_UP as u32 != 0;
-        found.push(Interface { name: name.to_owned(), index, address, mtu: mtu(name).unwrap_or(1500), up });
-    }
-    // SAFETY: `list` came from `getifaddrs` and is not used after this.
-    unsafe { libc::freeifaddrs(list) };
-    Ok(found)
-}
-
-/// # Safety
-/// `address` is null or points to a socket address whose family says how long it is.
-unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
-    if address.is_null() {
-        return None;
-    }
-    // SAFETY: not null, so an address of at least this length.
-    let len = match i32::from(unsafe { (*address).sa_family }) {
-        libc::AF_INET => size_of::<libc::sockaddr_in>(),
-        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
-        _ => return None,
-    };
-    // SAFETY: an address of this family has this length.
-    let bytes = unsafe { std::slice::from_raw_parts(address.cast(), len) };
-    from_bytes(bytes).map(|address| address.ip())
+    let found = getifaddrs()?.filter_map(|element| {
+        let address = of_storage(&element.address?)?.ip();
+        let name = element.interface_name;
+        let (index, mtu) = (if_nametoindex(&*name).unwrap_or(0), mtu(&name).unwrap_or(1500));
+        Some(Interface { index, address, mtu, up: element.flags.contains(InterfaceFlags::IFF_UP), name })
+    });
+    Ok(found.collect())
 }
 
 /// `SIOCGIFMTU`, by raw system calls: the interposer hooks `ioctl`.

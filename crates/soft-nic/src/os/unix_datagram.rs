@@ -9,9 +9,11 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, UnixAddr, bind, recv, sendto};
+
 use super::forks::NoForkSocket;
 use super::system;
-use super::unix_stream::{abstract_address, by_name};
 
 /// Longest datagram behind its key: a MAD with both addresses, and room to spare.
 pub const MAX_UNIX_DATAGRAM: usize = 512;
@@ -52,7 +54,7 @@ impl KeyedSocket {
         let mut program = accepting(key);
         let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
         system::set_option(&unbound.socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, filter)?;
-        by_name(libc::SYS_bind, &unbound.socket, name)?;
+        bind(unbound.socket.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
         Ok(unbound)
     }
 
@@ -61,13 +63,11 @@ impl KeyedSocket {
     /// Errors: what the kernel says; `ConnectionRefused`: no socket has that name; `WouldBlock`: it is full (a kernel holds ten,
     /// `net.unix.max_dgram_qlen`).
     pub fn post(&self, to: &str, head: &[u8], bytes: &[u8]) -> io::Result<()> {
-        let (address, len) = abstract_address(to)?;
+        let address = UnixAddr::new_abstract(to.as_bytes())?;
         let whole = [&self.key, head, bytes].concat();
-        let (fd, at, flags) =
-            (self.socket.as_raw_fd(), whole.as_ptr(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-        // SAFETY: bytes and address live through the call, with the lengths given; the kernel reads only.
-        system::check(unsafe { libc::syscall(libc::SYS_sendto, fd, at, whole.len(), flags, &address, len) })
-            .map(|_| ())
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        sendto(self.socket.as_raw_fd(), &whole, &address, flags)?;
+        Ok(())
     }
 
     /// Waits until something is there, one of the other descriptors can be read, or the time is over.
@@ -86,16 +86,12 @@ impl KeyedSocket {
         let mut inbox = [0_u8; KEY + MAX_UNIX_DATAGRAM];
         let mut collected = ReceiveCounts::default();
         while collected.datagrams + collected.refused < budget {
-            let (number, fd) = (libc::SYS_recvfrom, self.socket.as_raw_fd());
-            let (to, flags, null) =
-                (inbox.as_mut_ptr(), libc::MSG_DONTWAIT | libc::MSG_TRUNC, std::ptr::null::<u8>());
-            // SAFETY: one place of the length that it says; no address is asked for.
-            let got = system::check(unsafe { libc::syscall(number, fd, to, inbox.len(), flags, null, null) });
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
             // The length of the whole datagram, also of one that did not fit.
-            let len = match got {
-                Ok(len) => len as usize,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
+            let len = match recv(self.socket.as_raw_fd(), &mut inbox, flags) {
+                Ok(len) => len,
+                Err(Errno::EAGAIN) => break,
+                Err(errno) => return Err(errno.into()),
             };
             match inbox.get(..len).and_then(|datagram| datagram.strip_prefix(&self.key)) {
                 Some(datagram) => {
@@ -122,9 +118,11 @@ fn accepting(key: u64) -> [libc::sock_filter; 6] {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{IoSlice, Read};
     use std::os::fd::OwnedFd;
     use std::time::Instant;
+
+    use nix::sys::socket::{ControlMessage, sendmsg};
 
     use super::*;
     use crate::os::testing::true_in_fork_child;
@@ -178,22 +176,11 @@ mod tests {
 
     /// Sends a file along with a datagram and keeps no copy.
     fn send_file(socket: &KeyedSocket, to: &str, key: u64, file: OwnedFd) {
-        let (mut address, len) = abstract_address(to).unwrap();
-        let bytes = key.to_be_bytes();
-        let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // A header (its length, SOL_SOCKET and SCM_RIGHTS) and one descriptor.
-        let control = [20_u64, 1 << 32 | 1, file.as_raw_fd() as u64];
-        // SAFETY: plain old data.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_name = (&raw mut address).cast();
-        message.msg_namelen = len as libc::socklen_t;
-        message.msg_iov = &mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = control.as_ptr().cast_mut().cast();
-        message.msg_controllen = size_of_val(&control);
-        // SAFETY: all that the message points to lives through the call, with the lengths given.
-        let sent = unsafe { libc::sendmsg(socket.socket.as_raw_fd(), &message, libc::MSG_DONTWAIT) };
-        assert_eq!(sent, 8, "{}", io::Error::last_os_error());
+        let (socket, to) = (socket.socket.as_raw_fd(), UnixAddr::new_abstract(to.as_bytes()).unwrap());
+        let (key, files) = (key.to_be_bytes(), [file.as_raw_fd()]);
+        let (bytes, files) = ([IoSlice::new(&key)], [ControlMessage::ScmRights(&files)]);
+        let sent = sendmsg(socket, &bytes, &files, MsgFlags::MSG_DONTWAIT, Some(&to));
+        assert_eq!(sent, Ok(8));
     }
 
     /// The receiver of a datagram closes the files that came with it, and waits as long as their closing does.
@@ -216,13 +203,10 @@ mod tests {
         }
         // Shorter than a key, too.
         for len in [0, 4, 7] {
-            let (address, address_len) = abstract_address(&name("strange")).unwrap();
-            // SAFETY: bytes and address live through the call, with the lengths given.
-            let sent = unsafe {
-                let (fd, to) = (stranger.socket.as_raw_fd(), (&raw const address).cast());
-                libc::sendto(fd, KEY_OF_TESTS.to_be_bytes().as_ptr().cast(), len, 0, to, address_len as u32)
-            };
-            assert_eq!(sent, len as isize);
+            let to = UnixAddr::new_abstract(name("strange").as_bytes()).unwrap();
+            let bytes = &KEY_OF_TESTS.to_be_bytes()[..len];
+            let sent = sendto(stranger.socket.as_raw_fd(), bytes, &to, MsgFlags::empty());
+            assert_eq!(sent, Ok(len));
         }
         assert_eq!(theirs.collect(9, |_| unreachable!()).unwrap(), ReceiveCounts::default());
     }

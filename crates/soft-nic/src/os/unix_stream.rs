@@ -1,14 +1,17 @@
 //! Abstract stream sockets between two processes of one user, with a deadline on every call (unix(7)).
 //!
-//! One side is a thread within the user's program. The interposer hooks none of what std calls here but `close`.
+//! One side is a thread within the user's program. The interposer hooks none of what std and nix call here but `close`.
 
-use std::ffi::c_long;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use super::system::{self, check, new_descriptor};
+use nix::sys::socket::sockopt::{PeerCredentials, ReceiveTimeout};
+use nix::sys::socket::{Backlog, MsgFlags, UnixAddr, bind, connect, getsockopt, listen, send, setsockopt};
+use nix::sys::time::TimeVal;
+
+use super::system::{self, new_descriptor};
 
 /// Bytes of one system call that sends.
 const PIECE: usize = 32 << 10;
@@ -33,28 +36,6 @@ fn socket() -> io::Result<OwnedFd> {
     new_descriptor!(SYS_socket, libc::AF_UNIX, kind, 0).map(system::moved_high)
 }
 
-/// The address of an abstract name, and its length.
-pub(super) fn abstract_address(name: &str) -> io::Result<(libc::sockaddr_un, usize)> {
-    // SAFETY: plain old data.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    // The first byte stays zero: an abstract name.
-    let Some(path) = address.sun_path.get_mut(1..=name.len()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    for (to, from) in path.iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
-    Ok((address, std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len()))
-}
-
-/// Binds or connects a socket (`SYS_bind`, `SYS_connect`) by an abstract name.
-pub(super) fn by_name(number: c_long, socket: &impl AsRawFd, name: &str) -> io::Result<()> {
-    let (address, len) = abstract_address(name)?;
-    // SAFETY: the address lives through the call and has at least `len` bytes.
-    check(unsafe { libc::syscall(number, socket.as_raw_fd(), &address, len) }).map(|_| ())
-}
-
 /// Makes a call that is told how long it may wait, again where a signal ended it.
 fn before<T>(until: Instant, mut call: impl FnMut(Duration) -> io::Result<T>) -> io::Result<T> {
     loop {
@@ -74,18 +55,16 @@ impl Listener {
     /// Takes the name. Errors: the kernel's; `AddrInUse` when another process has it.
     pub fn bind(name: &str) -> io::Result<Listener> {
         let fd = socket()?;
-        by_name(libc::SYS_bind, &fd, name)?;
-        // SAFETY: plain system call on our descriptor.
-        check(unsafe { libc::syscall(libc::SYS_listen, fd.as_raw_fd(), 8) })?;
+        bind(fd.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
+        listen(&fd, Backlog::new(8)?)?;
         Ok(Listener(fd.into()))
     }
 
     /// The next connection; none when none came within `patience`.
     pub fn accept(&self, patience: Duration) -> io::Result<Option<(Stream, Peer)>> {
         let accepted = before(Instant::now() + patience, |left| {
-            let (sec, usec) = (left.as_secs() as libc::time_t, left.subsec_micros().into());
-            let limit = libc::timeval { tv_sec: sec, tv_usec: usec };
-            system::set_option(&self.0, libc::SOL_SOCKET, libc::SO_RCVTIMEO, limit)?;
+            let limit = TimeVal::new(left.as_secs() as i64, left.subsec_micros().into());
+            setsockopt(&self.0, ReceiveTimeout, &limit)?;
             self.0.accept()
         });
         match accepted {
@@ -103,19 +82,13 @@ impl Stream {
     pub fn connect(name: &str, patience: Duration) -> io::Result<(Stream, Peer)> {
         let stream = UnixStream::from(socket()?);
         stream.set_write_timeout(Some(patience))?;
-        by_name(libc::SYS_connect, &stream, name)?;
+        connect(stream.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
         Stream::to_peer(stream)
     }
 
     fn to_peer(stream: UnixStream) -> io::Result<(Stream, Peer)> {
-        let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: `credentials` has the length passed, and both live through the call.
-        check(unsafe {
-            let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-            libc::syscall(libc::SYS_getsockopt, stream.as_raw_fd(), level, name, &mut credentials, &mut len)
-        })?;
-        Ok((Stream(stream), Peer { pid: credentials.pid as u32, user: credentials.uid }))
+        let credentials = getsockopt(&stream, PeerCredentials)?;
+        Ok((Stream(stream), Peer { pid: credentials.pid() as u32, user: credentials.uid() }))
     }
 
     /// Sends all of `bytes`, without a signal when the reader has closed its end. In pieces: the kernel counts its limit anew for each
@@ -124,14 +97,12 @@ impl Stream {
     /// Errors: the kernel's, or `TimedOut`.
     pub fn send(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
-            let (fd, null) = (self.0.as_raw_fd(), std::ptr::null::<libc::sockaddr>());
+            let piece = &bytes[..bytes.len().min(PIECE)];
             let sent = before(until, |left| {
                 self.0.set_write_timeout(Some(left))?;
-                let (at, len, flags) = (bytes.as_ptr(), bytes.len().min(PIECE), libc::MSG_NOSIGNAL);
-                // SAFETY: reads no more than the slice has; no address is given.
-                check(unsafe { libc::syscall(libc::SYS_sendto, fd, at, len, flags, null, 0) })
+                Ok(send(self.0.as_raw_fd(), piece, MsgFlags::MSG_NOSIGNAL)?)
             })?;
-            bytes = bytes.get(sent as usize..).unwrap_or_default();
+            bytes = bytes.get(sent..).unwrap_or_default();
         }
         Ok(())
     }
