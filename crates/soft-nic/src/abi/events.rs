@@ -3,7 +3,7 @@
 //! A program reads, polls and makes them non-blocking itself; nothing is interposed. The NIC writes whole events. The unread
 //! events of a destroyed object are taken back, since libibverbs waits until as many are acknowledged as were reported.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
@@ -30,26 +30,30 @@ pub struct Events(Arc<Mutex<Pipes>>, pub Reasons);
 
 #[derive(Debug, Default)]
 struct Pipes {
-    /// By channel id.
-    channels: BTreeMap<u32, Channel>,
-    next_channel: u32,
+    /// By number, the latest last.
+    files: BTreeMap<u32, EventFile>,
+    next: u32,
     /// Channels without a CQ that the last search for closed ones left.
     left: usize,
-    /// A context may have several asynchronous files; the latest gets the events.
-    asynchronous: BTreeMap<ContextId, Vec<Pipe>>,
 }
 
+/// A completion channel, or an asynchronous event file. A context may have several of these; the latest gets the events.
 #[derive(Debug)]
-struct Channel {
+struct EventFile {
     owner: ContextId,
+    is_channel: bool,
     pipe: Pipe,
     /// Held by each CQ that reports here too.
     users: Arc<()>,
 }
 
-impl Channel {
-    fn is_used(&self) -> bool {
-        Arc::strong_count(&self.users) > 1
+impl EventFile {
+    fn is_unused_channel(&self) -> bool {
+        self.is_channel && Arc::strong_count(&self.users) == 1
+    }
+
+    fn is_asynchronous_of(&self, context: ContextId) -> bool {
+        !self.is_channel && self.owner == context
     }
 }
 
@@ -57,11 +61,20 @@ impl Events {
     /// Makes a completion channel; returns the program's descriptor.
     pub fn create_channel(&self, context: ContextId) -> io::Result<RawFd> {
         self.sweep();
+        self.create(context, true)
+    }
+
+    /// Makes an asynchronous event file; returns the program's descriptor.
+    pub fn create_asynchronous(&self, context: ContextId) -> io::Result<RawFd> {
+        self.create(context, false)
+    }
+
+    fn create(&self, owner: ContextId, is_channel: bool) -> io::Result<RawFd> {
         let (pipe, fd) = Pipe::new()?;
         let mut pipes = locked(&self.0);
-        let id = pipes.next_channel;
-        pipes.next_channel += 1;
-        pipes.channels.insert(id, Channel { owner: context, pipe, users: Arc::default() });
+        let number = pipes.next;
+        pipes.next += 1;
+        pipes.files.insert(number, EventFile { owner, is_channel, pipe, users: Arc::default() });
         Ok(fd)
     }
 
@@ -70,8 +83,8 @@ impl Events {
     fn sweep(&self) {
         let mut gone: Vec<(u32, u64)> = {
             let pipes = locked(&self.0);
-            let unused = pipes.channels.iter().filter(|(_, channel)| !channel.is_used());
-            let unused: Vec<_> = unused.map(|(id, channel)| (*id, channel.pipe.inode)).collect();
+            let unused = pipes.files.iter().filter(|(_, file)| file.is_unused_channel());
+            let unused: Vec<_> = unused.map(|(number, file)| (*number, file.pipe.inode)).collect();
             if unused.len() < UNUSED.max(2 * pipes.left) {
                 return;
             }
@@ -84,10 +97,10 @@ impl Events {
             gone.retain(|(_, inode)| open.get(inode).is_none_or(|count| *count <= NIC_ENDS));
         }
         let mut pipes = locked(&self.0);
-        let is_gone = |id: &u32| gone.iter().any(|(gone, _)| gone == id);
+        let is_gone = |number: &u32| gone.iter().any(|(gone, _)| gone == number);
         let closed: Vec<_> =
-            pipes.channels.extract_if(.., |id, channel| !channel.is_used() && is_gone(id)).collect();
-        pipes.left = pipes.channels.values().filter(|channel| !channel.is_used()).count();
+            pipes.files.extract_if(.., |number, file| file.is_unused_channel() && is_gone(number)).collect();
+        pipes.left = pipes.files.values().filter(|file| file.is_unused_channel()).count();
         // Closing comes back through the interposer: not with the lock held.
         drop(pipes);
         drop(closed);
@@ -95,7 +108,7 @@ impl Events {
 
     /// Tells every context that its device is gone.
     pub fn fatal(&self) {
-        let contexts: Vec<ContextId> = locked(&self.0).asynchronous.keys().copied().collect();
+        let contexts: BTreeSet<ContextId> = locked(&self.0).files.values().map(|file| file.owner).collect();
         for context in contexts {
             // As a kernel whose device is taken away: of no object.
             self.clone().asynchronous(context, 0, DEVICE_FATAL);
@@ -104,36 +117,27 @@ impl Events {
 
     /// The channel that this descriptor (or a duplicate) reads, in this context, and what a CQ that reports to it holds.
     pub fn channel(&self, context: ContextId, fd: RawFd) -> Option<(u32, Arc<()>)> {
-        let inode = pipe_inode(fd)?;
-        let pipes = locked(&self.0);
-        let mut all = pipes.channels.iter();
-        let found = all.find(|(_, channel)| channel.owner == context && channel.pipe.inode == inode);
-        found.map(|(id, channel)| (*id, channel.users.clone()))
-    }
-
-    /// Makes an asynchronous event file; returns the program's descriptor.
-    pub fn create_asynchronous(&self, context: ContextId) -> io::Result<RawFd> {
-        let (pipe, fd) = Pipe::new()?;
-        locked(&self.0).asynchronous.entry(context).or_default().push(pipe);
-        Ok(fd)
+        self.find(context, true, fd)
     }
 
     /// Whether this descriptor reads asynchronous events of the context.
     pub fn is_asynchronous(&self, context: ContextId, fd: RawFd) -> bool {
-        let Some(inode) = pipe_inode(fd) else { return false };
+        self.find(context, false, fd).is_some()
+    }
+
+    fn find(&self, context: ContextId, is_channel: bool, fd: RawFd) -> Option<(u32, Arc<()>)> {
+        let wanted = (context, is_channel, pipe_inode(fd)?);
         let pipes = locked(&self.0);
-        pipes.asynchronous.get(&context).is_some_and(|files| files.iter().any(|pipe| pipe.inode == inode))
+        let mut files = pipes.files.iter();
+        let found = files.find(|(_, file)| (file.owner, file.is_channel, file.pipe.inode) == wanted);
+        found.map(|(number, file)| (*number, file.users.clone()))
     }
 
     /// Forgets a context's pipes; a reader of one sees its end.
     pub fn close_context(&self, context: ContextId) {
-        let mut pipes = locked(&self.0);
-        let asynchronous = pipes.asynchronous.remove(&context);
-        let of_context = |_: &u32, channel: &mut Channel| channel.owner == context;
-        let channels: Vec<_> = pipes.channels.extract_if(.., of_context).collect();
         // Closing comes back through the interposer: not with the lock held.
-        drop(pipes);
-        drop((asynchronous, channels));
+        let closed: Vec<_> = locked(&self.0).files.extract_if(.., |_, file| file.owner == context).collect();
+        drop(closed);
     }
 }
 
@@ -144,8 +148,8 @@ impl EventSink for Events {
 
     fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool {
         let mut pipes = locked(&self.0);
-        let Some(channel) = pipes.channels.get_mut(&channel) else { return false };
-        channel.pipe.put(&cq_user_handle.to_ne_bytes())
+        let file = pipes.files.get_mut(&channel);
+        file.is_some_and(|file| file.pipe.put(&cq_user_handle.to_ne_bytes()))
     }
 
     fn asynchronous(&mut self, context: ContextId, element: u64, event_type: u32) -> bool {
@@ -153,23 +157,20 @@ impl EventSink for Events {
         event[..8].copy_from_slice(&element.to_ne_bytes());
         event[8..12].copy_from_slice(&event_type.to_ne_bytes());
         let mut pipes = locked(&self.0);
-        let latest = pipes.asynchronous.get_mut(&context).and_then(|files| files.last_mut());
-        latest.is_some_and(|pipe| pipe.put(&event))
+        let latest = pipes.files.values_mut().rfind(|file| file.is_asynchronous_of(context));
+        latest.is_some_and(|file| file.pipe.put(&event))
     }
 
     fn withdraw_completions(&mut self, channel: u32, cq_user_handle: u64) -> u32 {
-        let mut pipes = locked(&self.0);
-        let Some(channel) = pipes.channels.get_mut(&channel) else { return 0 };
-        channel.pipe.withdraw::<COMPLETION_BYTES>(|event| *event == cq_user_handle.to_ne_bytes())
+        let is_its = |event: &[u8; COMPLETION_BYTES]| *event == cq_user_handle.to_ne_bytes();
+        locked(&self.0).files.get_mut(&channel).map_or(0, |file| file.pipe.withdraw(is_its))
     }
 
     fn withdraw_asynchronous(&mut self, context: ContextId, element: u64) -> u32 {
+        let is_its = |event: &[u8; ASYNCHRONOUS_BYTES]| event[..8] == element.to_ne_bytes();
         let mut pipes = locked(&self.0);
-        let Some(files) = pipes.asynchronous.get_mut(&context) else { return 0 };
-        let mut withdraw = |pipe: &mut Pipe| {
-            pipe.withdraw::<ASYNCHRONOUS_BYTES>(|event| event[..8] == element.to_ne_bytes())
-        };
-        files.iter_mut().map(&mut withdraw).sum()
+        let files = pipes.files.values_mut().filter(|file| file.is_asynchronous_of(context));
+        files.map(|file| file.pipe.withdraw(is_its)).sum()
     }
 }
 
@@ -250,7 +251,7 @@ mod tests {
         for _ in 0..500 {
             drop(own(events.create_channel(ContextId(0)).unwrap()));
         }
-        let left = locked(&events.0).channels.len();
+        let left = locked(&events.0).files.len();
         assert!(left < 40, "{left} channels are left of two");
         assert!(events.clone().completion(used_id, 1), "a CQ reports here");
         assert!(events.channel(ContextId(0), open.as_raw_fd()).is_some(), "the program has it open");
