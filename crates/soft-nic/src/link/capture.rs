@@ -11,7 +11,7 @@
 pub mod pcapng;
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use pcapng::{CapturedFrame, PACKET_BLOCK_BYTES};
 use roce::Now;
@@ -99,7 +99,7 @@ struct CaptureBuffer {
     gap: u64,
     /// Time of the last packet, or of the beginning, ns since 1970.
     time_ns: u64,
-    /// It has as many packets as were wanted.
+    /// It has as many packets as were wanted, or the NIC has ended it.
     full: bool,
 }
 
@@ -117,10 +117,6 @@ pub struct Capture {
 /// The reader's side.
 #[derive(Debug)]
 pub struct CaptureReader(Arc<Mutex<CaptureBuffer>>);
-
-/// A capture that the NIC has ended, until its reader has done so.
-#[derive(Debug)]
-pub struct Ending(Weak<Mutex<CaptureBuffer>>);
 
 impl Capture {
     /// Begins a capture. `interface`: its name in the file. `now` and `epoch_ns`, nanoseconds since 1970, are the same moment.
@@ -150,12 +146,18 @@ impl Capture {
 
     /// Whether it has what it wanted, or its reader went away: it records nothing any more, and another may take its place.
     pub fn is_over(&self) -> bool {
-        self.left == 0 || Arc::strong_count(&self.waiting) == 1
+        self.left == 0 || self.is_read()
     }
 
     /// Ends it; the reader takes what waits.
-    pub fn end(self) -> Ending {
-        Ending(Arc::downgrade(&self.waiting))
+    pub fn end(self) -> Capture {
+        locked(&self.waiting).full = true;
+        self
+    }
+
+    /// Whether the reader has taken everything and is gone.
+    pub fn is_read(&self) -> bool {
+        Arc::strong_count(&self.waiting) == 1
     }
 
     fn record(&mut self, now: Now, packet: &WirePacket<'_>, outbound: bool) {
@@ -198,13 +200,6 @@ impl CaptureReader {
         let waiting = locked(&self.0);
         let seen = waiting.captured + waiting.dropped;
         pcapng::statistics(blocks, waiting.time_ns, seen, waiting.dropped);
-    }
-}
-
-impl Ending {
-    /// Whether the reader has taken everything and is gone.
-    pub fn is_read(&self) -> bool {
-        self.0.strong_count() == 0
     }
 }
 

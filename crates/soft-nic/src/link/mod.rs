@@ -297,7 +297,7 @@ impl Link {
     }
 
     /// Ends a capture that goes on; to be waited for, when the process ends.
-    pub fn end_capture(&mut self) -> Option<capture::Ending> {
+    pub fn end_capture(&mut self) -> Option<Capture> {
         self.wire.as_mut()?.capture.take().map(Capture::end)
     }
 
