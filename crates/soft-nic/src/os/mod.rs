@@ -23,4 +23,4 @@ pub use forks::{ForgetInChild, NoForkSocket, PerProcess, fork_generation, locked
 pub use interfaces::{Interface, interfaces};
 pub use shared_memory::SharedMemory;
 pub use stderr::{log, log_enabled};
-pub use threads::OwnThreads;
+pub use threads::own_threads;

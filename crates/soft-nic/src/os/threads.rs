@@ -15,33 +15,19 @@ use super::system::clock_ns;
 /// Threads that one look covers; a program with more is judged by these.
 const MAX_THREADS: usize = 1024;
 
-/// The threads of this process. A look costs some microseconds a thread.
-#[derive(Debug)]
-pub struct OwnThreads {
-    /// Name of the threads that are left out.
-    without: &'static str,
-}
-
-impl OwnThreads {
-    /// Leaves out the threads of this name.
-    pub fn without(name: &'static str) -> OwnThreads {
-        OwnThreads { without: name }
-    }
-
-    fn thread(&self, tid: u32) -> Option<ThreadTime> {
+/// How the threads of this process stand now, but for those of this name; what cannot be read is left out. A look costs some
+/// microseconds a thread.
+pub fn own_threads(without: &str) -> Vec<ThreadTime> {
+    let thread = |tid: u32| {
         let mut text = [0; 512];
         let len = File::open(format!("/proc/self/task/{tid}/stat")).ok()?.read(&mut text).ok()?;
         let (name, state) = parse(std::str::from_utf8(text.get(..len)?).ok()?)?;
-        (name != self.without).then_some(())?;
+        (name != without).then_some(())?;
         Some(ThreadTime { tid, runnable: state == 'R', cpu_ns: cpu_ns(tid)? })
-    }
-
-    /// How they stand now; what cannot be read is left out.
-    pub fn look(&self) -> Vec<ThreadTime> {
-        let tasks = read_dir("/proc/self/task").into_iter().flatten().flatten();
-        let tids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
-        tids.take(MAX_THREADS).filter_map(|tid| self.thread(tid)).collect()
-    }
+    };
+    let tasks = read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let tids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+    tids.take(MAX_THREADS).filter_map(thread).collect()
 }
 
 /// Name and state in a line of `stat`; the name stands in brackets, and may hold any character, brackets too.
@@ -123,11 +109,10 @@ mod tests {
                 scope.spawn(|| spin(libc::SCHED_OTHER, &AtomicU32::new(0)));
             }
             let end = Instant::now() + Duration::from_secs(10);
-            let threads = OwnThreads::without("softnic-nic");
             while Instant::now() < end && !(starved && seen > 20) {
-                let before = threads.look();
+                let before = own_threads("softnic-nic");
                 std::thread::sleep(Duration::from_millis(5));
-                let now = threads.look();
+                let now = own_threads("softnic-nic");
                 let only = |tid: &AtomicU32| -> Vec<ThreadTime> {
                     now.iter().copied().filter(|t| t.tid == tid.load(Ordering::Acquire)).collect()
                 };
@@ -160,13 +145,13 @@ mod tests {
             while began.load(Ordering::Acquire) < 3 {
                 std::thread::yield_now();
             }
-            let all = OwnThreads::without("nobody").look();
+            let all = own_threads("nobody");
             assert!(all.len() >= 4, "{all:?}");
             let name = |tid: u32| std::fs::read_to_string(format!("/proc/self/task/{tid}/comm"));
             let named = |threads: &[ThreadTime], wanted: &str| {
                 threads.iter().filter(|t| name(t.tid).is_ok_and(|n| n.trim_end() == wanted)).count()
             };
-            let others = OwnThreads::without("left-out").look();
+            let others = own_threads("left-out");
             assert_eq!((named(&all, "left-out"), named(&others, "left-out")), (1, 0));
             assert_eq!((named(&others, "poster (1) R"), named(&others, "poster")), (1, 1));
         });
