@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::forks::fork_generation;
+use super::system::check;
 
 /// Accesses that a mapping is for.
 pub const LOADS: i32 = libc::PROT_READ;
@@ -34,20 +35,38 @@ impl SharedMemory {
 
     /// Maps from an offset (whole pages). Where `access` is [`LOADS`] a store faults.
     pub fn map_at(fd: &OwnedFd, offset: usize, len: usize, access: i32) -> io::Result<SharedMemory> {
-        let base = reserve(len)?;
-        let memory = SharedMemory { base, len, generation: fork_generation() };
-        place(base, fd, offset, len, access)?;
+        let memory = Self::reserve(len)?;
+        memory.place(0, fd, offset, len, access)?;
         Ok(memory)
     }
 
     /// The same piece (whole pages) twice in a row.
     pub fn map_twice(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
-        let base = reserve(2 * len)?;
-        let memory = SharedMemory { base, len: 2 * len, generation: fork_generation() };
-        place(base, fd, offset, len, BOTH)?;
-        // SAFETY: inside the reservation.
-        place(unsafe { base.add(len) }, fd, offset, len, BOTH)?;
+        let memory = Self::reserve(2 * len)?;
+        memory.place(0, fd, offset, len, BOTH)?;
+        memory.place(len, fd, offset, len, BOTH)?;
         Ok(memory)
+    }
+
+    /// Reserves addresses, so that two mappings can be placed side by side.
+    fn reserve(len: usize) -> io::Result<SharedMemory> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base =
+            check(unsafe { libc::syscall(libc::SYS_mmap, 0usize, len, libc::PROT_NONE, flags, -1, 0usize) })?;
+        Ok(SharedMemory { base: base as *mut u8, len, generation: fork_generation() })
+    }
+
+    /// Maps a piece of the memfd over a part of the reservation.
+    fn place(&self, at: usize, fd: &OwnedFd, offset: usize, len: usize, access: i32) -> io::Result<()> {
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        // SAFETY: inside the reservation.
+        let at = unsafe { self.base.add(at) };
+        // SAFETY: `at..at + len` lies in a reservation of ours.
+        check(unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd.as_raw_fd(), offset) })?;
+        // SAFETY: the mapping just made; a fork child gets none of it.
+        unsafe { libc::syscall(libc::SYS_madvise, at, len, libc::MADV_DONTFORK) };
+        Ok(())
     }
 
     pub fn address(&self) -> u64 {
@@ -92,33 +111,8 @@ impl SharedMemory {
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         if self.generation == fork_generation() {
-            unmap(self.base, self.len);
+            // SAFETY: our own reservation; no reference is left, since the owner is being dropped.
+            unsafe { libc::syscall(libc::SYS_munmap, self.base, self.len) };
         }
     }
-}
-
-/// Reserves addresses, so that two mappings can be placed side by side.
-fn reserve(len: usize) -> io::Result<*mut u8> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let base = unsafe { libc::syscall(libc::SYS_mmap, 0usize, len, libc::PROT_NONE, flags, -1, 0usize) };
-    if base == -1 { Err(io::Error::last_os_error()) } else { Ok(base as *mut u8) }
-}
-
-/// Maps a piece of the memfd over a part of a reservation.
-fn place(at: *mut u8, fd: &OwnedFd, offset: usize, len: usize, access: i32) -> io::Result<()> {
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    // SAFETY: `at..at + len` lies in a reservation of ours.
-    let got = unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd.as_raw_fd(), offset) };
-    if got == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the mapping just made; a fork child gets none of it.
-    unsafe { libc::syscall(libc::SYS_madvise, at, len, libc::MADV_DONTFORK) };
-    Ok(())
-}
-
-fn unmap(base: *mut u8, len: usize) {
-    // SAFETY: our own reservation; no reference is left, since the owner is being dropped.
-    unsafe { libc::syscall(libc::SYS_munmap, base, len) };
 }
