@@ -4,7 +4,8 @@
 //! `rdma/mlx5-abi.h`, `rdma/rdma_user_cm.h` (Linux 6.1). All fields are native-endian except GUIDs and GIDs. Only fields that the NIC reads or
 //! fills are named; the test compiles every line here against those headers.
 
-/// One C struct: its size, and the offset of each field that is used, by the C name; `name("path")` where that is a path.
+/// One C struct: its size, and the offset of each field that is used, by the C name; `name("path")` where that is a path, or where
+/// the device's commands have another name for it.
 macro_rules! layouts {
     ($($(#[$doc:meta])* $module:ident = $c:literal, $size:literal {
         $($field:ident $(($path:literal))? at $offset:literal),* $(,)?
@@ -76,10 +77,13 @@ layouts! {
     }
     alloc_pd_resp = "struct ib_uverbs_alloc_pd_resp", 4 { pd_handle at 0 }
     mlx5_alloc_pd_resp = "struct mlx5_ib_alloc_pd_resp", 4 { pdn at 0 }
-    reg_mr = "struct ib_uverbs_reg_mr", 40 { start at 8, length at 16, hca_va at 24, pd_handle at 32, access_flags at 36 }
+    reg_mr = "struct ib_uverbs_reg_mr", 40 {
+        start at 8, length at 16, iova("hca_va") at 24, pd("pd_handle") at 32, access("access_flags") at 36,
+    }
     reg_mr_resp = "struct ib_uverbs_reg_mr_resp", 12 { mr_handle at 0, lkey at 4, rkey at 8 }
     rereg_mr = "struct ib_uverbs_rereg_mr", 48 {
-        mr_handle at 8, flags at 12, start at 16, length at 24, hca_va at 32, pd_handle at 40, access_flags at 44,
+        mr("mr_handle") at 8, flags at 12, start at 16, length at 24, iova("hca_va") at 32, pd("pd_handle") at 40,
+        access("access_flags") at 44,
     }
     rereg_mr_resp = "struct ib_uverbs_rereg_mr_resp", 8 { lkey at 0, rkey at 4 }
     alloc_mw = "struct ib_uverbs_alloc_mw", 16 { pd_handle at 8, mw_type at 12 }
@@ -122,18 +126,20 @@ layouts! {
         is_global at 30, port_num at 31,
     }
     modify_qp = "struct ib_uverbs_modify_qp", 112 {
-        dest at 0, qp_handle at 64, attr_mask at 68, qkey at 72, rq_psn at 76, sq_psn at 80, dest_qp_num at 84,
-        qp_access_flags at 88, pkey_index at 92, qp_state at 96, cur_qp_state at 97, path_mtu at 98, max_rd_atomic at 101,
-        max_dest_rd_atomic at 102, min_rnr_timer at 103, port_num at 104, timeout at 105, retry_cnt at 106, rnr_retry at 107,
+        dest at 0, qp_handle at 64, mask("attr_mask") at 68, qkey at 72, rq_psn at 76, sq_psn at 80, dest_qpn("dest_qp_num") at 84,
+        access("qp_access_flags") at 88, pkey_index at 92, state("qp_state") at 96, current_state("cur_qp_state") at 97,
+        path_mtu at 98, max_rd_atomic at 101, max_dest_rd_atomic at 102, min_rnr_timer at 103, port("port_num") at 104,
+        timeout at 105, retry_count("retry_cnt") at 106, rnr_retry at 107,
     }
     ex_modify_qp_resp = "struct ib_uverbs_ex_modify_qp_resp", 8 { response_length at 4 }
     mlx5_modify_qp_resp = "struct mlx5_ib_modify_qp_resp", 16 { response_length at 0 }
     query_qp = "struct ib_uverbs_query_qp", 16 { qp_handle at 8, attr_mask at 12 }
     query_qp_resp = "struct ib_uverbs_query_qp_resp", 128 {
         dest at 0, max_send_wr at 64, max_recv_wr at 68, max_send_sge at 72, max_recv_sge at 76, max_inline_data at 80,
-        qkey at 84, rq_psn at 88, sq_psn at 92, dest_qp_num at 96, qp_access_flags at 100, pkey_index at 104, qp_state at 108,
-        cur_qp_state at 109, path_mtu at 110, sq_draining at 112, max_rd_atomic at 113, max_dest_rd_atomic at 114,
-        min_rnr_timer at 115, port_num at 116, timeout at 117, retry_cnt at 118, rnr_retry at 119, sq_sig_all at 122,
+        qkey at 84, rq_psn at 88, sq_psn at 92, dest_qpn("dest_qp_num") at 96, access("qp_access_flags") at 100, pkey_index at 104,
+        state("qp_state") at 108, current_state("cur_qp_state") at 109, path_mtu at 110, sq_draining at 112, max_rd_atomic at 113,
+        max_dest_rd_atomic at 114, min_rnr_timer at 115, port("port_num") at 116, timeout at 117, retry_count("retry_cnt") at 118,
+        rnr_retry at 119, sq_sig_all at 122,
     }
     create_ah = "struct ib_uverbs_create_ah", 56 {
         user_handle at 8, pd_handle at 16, dgid("attr.grh.dgid") at 24, flow_label("attr.grh.flow_label") at 40,

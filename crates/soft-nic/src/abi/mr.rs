@@ -9,7 +9,7 @@ use super::attributes::{Kind, UHW_IN, UHW_OUT, bytes, must, out, specs};
 use super::backing;
 use super::layout::{
     alloc_mw, alloc_mw_resp, alloc_pd_resp, mlx5_alloc_mw, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp, rereg_mr,
-    rereg_mr_resp, words,
+    rereg_mr_resp, take, words,
 };
 use super::server::Call;
 use super::write::CORE_OUT;
@@ -47,13 +47,7 @@ pub fn alloc_pd<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 
 pub fn reg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, server, input) = (call.context()?, call.server, call.core_in);
-    let request = RegMr {
-        start: input.u64(reg_mr::start),
-        length: input.u64(reg_mr::length),
-        iova: input.u64(reg_mr::hca_va),
-        pd: input.u32(reg_mr::pd_handle),
-        access: input.u32(reg_mr::access_flags),
-    };
+    let request = take!(RegMr, reg_mr, input; u64: start, length, iova; u32: pd, access => {});
     let backing = backing::of_addresses(&server.events.1, request.start, request.length)?;
     // Bringing gigabytes of pages in takes long: not with the lock held, where every queue would wait. The device asks again
     // and finds them there; whatever is wrong is its to say, in its order.
@@ -68,17 +62,8 @@ pub fn reg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 }
 
 pub fn rereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-    use rereg_mr as at;
     let (server, input) = (call.server, call.core_in);
-    let request = ReregMr {
-        mr: input.u32(at::mr_handle),
-        flags: input.u32(at::flags),
-        start: input.u64(at::start),
-        length: input.u64(at::length),
-        iova: input.u64(at::hca_va),
-        pd: input.u32(at::pd_handle),
-        access: input.u32(at::access_flags),
-    };
+    let request = take!(ReregMr, rereg_mr, input; u32: mr, flags, pd, access; u64: start, length, iova => {});
     let moves = request.flags & change::TRANSLATION != 0;
     let backing =
         if moves { backing::of_addresses(&server.events.1, request.start, request.length)? } else { None };

@@ -124,24 +124,18 @@ pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 pub fn modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use modify_qp as at;
     let input = call.core_in;
-    let mask = input.u32(at::attr_mask);
-    refuse_if!(mask >= LAST_PLAIN_ATTRIBUTE << 1, EOPNOTSUPP, "MODIFY_QP: attributes {mask:#x}");
     let request = take!(
         ModifyQp, at, input;
-        u32: qkey, rq_psn, sq_psn;
+        u32: mask, qkey, rq_psn, sq_psn, dest_qpn, access;
         u16: pkey_index;
-        u8: path_mtu, timeout, rnr_retry, min_rnr_timer, max_rd_atomic, max_dest_rd_atomic => {
-        mask: mask,
-        state: input.u8(at::qp_state),
-        current_state: input.u8(at::cur_qp_state),
-        dest_qpn: input.u32(at::dest_qp_num),
-        access: input.u32(at::qp_access_flags),
-        address: read_address!(qp_dest, Reader(&input.array::<{ qp_dest::SIZE }>(at::dest))),
-        port: input.u8(at::port_num),
-        retry_count: input.u8(at::retry_cnt),
-        sq_draining: false,
+        u8: state, current_state, path_mtu, port, timeout, retry_count, rnr_retry, min_rnr_timer, max_rd_atomic,
+            max_dest_rd_atomic => {
+            address: read_address!(qp_dest, Reader(&input.array::<{ qp_dest::SIZE }>(at::dest))),
+            sq_draining: false,
         }
     );
+    let mask = request.mask;
+    refuse_if!(mask >= LAST_PLAIN_ATTRIBUTE << 1, EOPNOTSUPP, "MODIFY_QP: attributes {mask:#x}");
     call.nic()?.modify_qp(call.context()?, input.u32(at::qp_handle), &request)
 }
 
@@ -173,13 +167,8 @@ pub fn query<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use query_qp_resp as at;
     let answer = Writer::<{ at::SIZE }>::new()
         .bytes(at::dest, &write_destination(&attributes.address))
-        .u32(at::dest_qp_num, attributes.dest_qpn)
-        .u32(at::qp_access_flags, attributes.access)
-        .u8(at::qp_state, attributes.state)
-        .u8(at::cur_qp_state, attributes.state)
+        .u8(at::current_state, attributes.state)
         .u8(at::sq_draining, u8::from(attributes.sq_draining))
-        .u8(at::port_num, attributes.port)
-        .u8(at::retry_cnt, attributes.retry_count)
         .u8(at::sq_sig_all, u8::from(found.signal_all));
     let answer = put!(
         answer, at, cap;
@@ -187,9 +176,9 @@ pub fn query<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     );
     let answer = put!(
         answer, at, attributes;
-        u32: qkey, rq_psn, sq_psn;
+        u32: qkey, rq_psn, sq_psn, dest_qpn, access;
         u16: pkey_index;
-        u8: path_mtu, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, timeout, rnr_retry
+        u8: state, path_mtu, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, port, timeout, retry_count, rnr_retry
     );
     call.command.write(CORE_OUT, &answer.finish())
 }

@@ -524,22 +524,22 @@ fn modify_qp_carries_every_field() {
     use modify_qp as at;
     for (place, value) in [
         (at::qp_handle, 8),
-        (at::attr_mask, 9),
+        (at::mask, 9),
         (at::qkey, 10),
         (at::rq_psn, 11),
         (at::sq_psn, 12),
-        (at::dest_qp_num, 13),
-        (at::qp_access_flags, 14),
+        (at::dest_qpn, 13),
+        (at::access, 14),
         (at::pkey_index, 15),
-        (at::qp_state, 16),
-        (at::cur_qp_state, 17),
+        (at::state, 16),
+        (at::current_state, 17),
         (at::path_mtu, 18),
         (at::max_rd_atomic, 19),
         (at::max_dest_rd_atomic, 20),
         (at::min_rnr_timer, 21),
-        (at::port_num, 22),
+        (at::port, 22),
         (at::timeout, 23),
-        (at::retry_cnt, 24),
+        (at::retry_count, 24),
         (at::rnr_retry, 25),
     ] {
         input[place] = value;
@@ -560,7 +560,7 @@ fn modify_qp_carries_every_field() {
          max_dest_rd_atomic: 14, sq_draining: false }"
     );
     // A rate limit (bit 25) is the only attribute of the longer form, and the device has none.
-    input[at::attr_mask + 3] = 2;
+    input[at::mask + 3] = 2;
     assert_eq!(Call::write(0x8000_001a).input(0, &input).run(&mut bench), Err(libc::EOPNOTSUPP));
     assert_eq!(Call::write(0x1a).input(0, &input[..100]).run(&mut bench), Err(libc::ENOSPC));
 }
@@ -574,8 +574,8 @@ fn query_qp_gives_every_field_back() {
     call.run(&mut bench).unwrap();
     use query_qp_resp as at;
     let answer = Reader(call.result(1));
-    assert_eq!((answer.u8(at::qp_state), answer.u8(at::cur_qp_state), answer.u8(at::sq_sig_all)), (3, 3, 1));
-    assert_eq!((answer.u32(at::dest_qp_num), answer.u8(at::timeout)), (0x77, 14));
+    assert_eq!((answer.u8(at::state), answer.u8(at::current_state), answer.u8(at::sq_sig_all)), (3, 3, 1));
+    assert_eq!((answer.u32(at::dest_qpn), answer.u8(at::timeout)), (0x77, 14));
     assert_eq!((answer.u32(at::max_send_wr), answer.u32(at::max_inline_data)), (11, 15));
     assert_eq!(
         (answer.u16(qp_dest::dlid), answer.u8(qp_dest::sl), answer.u8(qp_dest::is_global)),
