@@ -10,14 +10,21 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::prctl::set_timerslack;
 use nix::sys::resource::{RLIM_INFINITY, Resource, UsageWho, getrlimit, getrusage};
+use nix::sys::stat::fstat;
 use nix::time::ClockId;
 use nix::unistd::{Pid, ftruncate};
 
 /// Bytes of a page; x86-64 has no other base size.
 pub const PAGE: usize = 4096;
+
+/// What a memfd has whose size never changes.
+const SIZE_SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW);
 
 /// Descriptors of ours start here, out of the way of programs that count on small numbers or use `select`.
 const HIGH_DESCRIPTOR: i32 = 700;
@@ -62,12 +69,11 @@ pub(super) fn clock_ns(clock: ClockId) -> Option<u64> {
 ///
 /// Errors: the kernel's (descriptor limit, memory limit).
 pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
-    let name = CString::new(name)?;
     // NOEXEC_SEAL (Linux 6.3) keeps vm.memfd_noexec=2 content; older kernels say EINVAL.
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    let make = |flags: u32| new_descriptor!(SYS_memfd_create, name.as_ptr(), flags);
-    let fd = match make(flags | libc::MFD_NOEXEC_SEAL) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => make(flags)?,
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let sealed = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
+    let fd = match memfd_create(name, flags | sealed) {
+        Err(Errno::EINVAL) => memfd_create(name, flags)?,
         made => made?,
     };
     // Above the limit of file sizes the kernel ends the process (SIGXFSZ).
@@ -77,9 +83,7 @@ pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
         )));
     }
     ftruncate(&fd, len as i64)?;
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: plain system call on our descriptor.
-    check(unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(SIZE_SEALS | SealFlag::F_SEAL_SEAL))?;
     Ok(moved_high(fd))
 }
 
@@ -120,18 +124,9 @@ pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
 
 /// Size of a memfd that can neither shrink nor grow, or `None` when it is anything else.
 pub fn sealed_len(fd: &OwnedFd) -> Option<usize> {
-    // SAFETY: plain system call on a descriptor that we hold.
-    let seals = unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), libc::F_GET_SEALS) };
-    let needed = i64::from(libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
-    if seals < 0 || seals & needed != needed {
-        return None;
-    }
-    // SAFETY: plain old data.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` lives through the call.
-    let result = unsafe { libc::syscall(libc::SYS_fstat, fd.as_raw_fd(), &mut stat) };
-    let same_user = stat.st_uid == user();
-    (result == 0 && same_user).then_some(stat.st_size as usize)
+    let seals = SealFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GET_SEALS).ok()?);
+    let stat = fstat(fd).ok().filter(|stat| seals.contains(SIZE_SEALS) && stat.st_uid == user())?;
+    Some(stat.st_size as usize)
 }
 
 /// Effective user of this process.
