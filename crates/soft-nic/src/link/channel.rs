@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Unattached;
+use super::NoPeer;
 use super::delay::DelayLine;
 use super::record::{self, RecordError};
 use crate::dma::{Host, RingMemory};
@@ -303,10 +303,10 @@ impl Consumer {
     /// Attaches to what a peer published, after checking that it is what it should be.
     ///
     /// Errors: the kernel's, or `Foreign` with what was wrong.
-    pub fn attach(host: Host, fd: &OwnedFd, ends: Ends) -> Result<Consumer, Unattached> {
-        let len = system::sealed_len(fd).ok_or(Unattached::Foreign("not a sealed memfd of this user"))?;
+    pub fn attach(host: Host, fd: &OwnedFd, ends: Ends) -> Result<Consumer, NoPeer> {
+        let len = system::sealed_len(fd).ok_or(NoPeer::Foreign("not a sealed memfd of this user"))?;
         if len < at::RINGS {
-            return Err(Unattached::Foreign("too short"));
+            return Err(NoPeer::Foreign("too short"));
         }
         let control = SharedMemory::map(fd, at::RINGS)?;
         let word = |offset| control.word(offset).load(Ordering::Acquire);
@@ -317,7 +317,7 @@ impl Consumer {
         ];
         let agreed = ends.words().map(|(offset, value, what)| (word(offset) == value, what));
         match agreed.iter().chain(&sizes).find(|(holds, _)| !holds) {
-            Some((_, what)) => Err(Unattached::Foreign(what)),
+            Some((_, what)) => Err(NoPeer::Foreign(what)),
             None => Ok(Consumer { lanes: LaneState::map(host, fd, capacity)?, control, order: [0; 2], ends }),
         }
     }

@@ -45,7 +45,7 @@ use mads::{MadOutcome, MadRouter};
 use port_watch::PortWatch;
 pub use receive::Inbound;
 pub use record::{MAX_FRAGMENT, RecordError, VERSION};
-pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, Unattached};
+pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer};
 use udp::Wire;
 pub use udp::WireCounters;
 

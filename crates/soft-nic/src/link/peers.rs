@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::channel::{ChannelState, Consumer, Ends, Lane, Producer};
 use super::fabric::{Process, SLOTS, SlotOwner, is_shortage};
-use super::{Incoming, Link, LinkEvent, NoPeer, Outgoing, Peer, ROOM, Room, Unattached};
+use super::{Incoming, Link, LinkEvent, NoPeer, Outgoing, Peer, ROOM, Room};
 use crate::os::system;
 
 /// Most events that were not polled yet.
@@ -72,7 +72,7 @@ impl Link {
             Ok(()) if slot == self.slot() || lane == Lane::Reply => Room::Yes,
             Ok(()) => Room::Full,
             Err(reason) => {
-                if let NoPeer::Kernel { slot, errno } = reason
+                if let NoPeer::Kernel(errno) = reason
                     && !std::mem::replace(&mut self.is_short, true)
                 {
                     self.happened(LinkEvent::NoChannel { slot, errno });
@@ -85,18 +85,14 @@ impl Link {
     fn open_channel(&mut self, slot: u8) -> Result<(), NoPeer> {
         let index = usize::from(slot) % SLOTS;
         let (from, from_generation) = (self.slot(), self.fabric.generation());
-        let failed = |error: Unattached| {
-            let errno = if let Unattached::Kernel(errno) = error { errno } else { 0 };
-            NoPeer::Kernel { slot, errno }
-        };
         // A message to another queue of this process takes the same way as to a peer.
         let to_generation = if slot == from { from_generation } else { self.meet(slot)?.generation };
         let ends = Ends { from, to: slot, from_generation, to_generation };
-        let mut producer =
-            Producer::create(self.host, ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
+        let refused = |error: io::Error| NoPeer::Kernel(error.raw_os_error().unwrap_or(0));
+        let mut producer = Producer::create(self.host, ends, self.config.ring_bytes).map_err(refused)?;
         producer.holds = self.delays;
         if slot == from {
-            self.receive_from(&producer.fd, ends).map_err(failed)?;
+            self.receive_from(&producer.fd, ends)?;
         } else {
             self.fabric.publish_channel(slot, to_generation, producer.fd.as_raw_fd());
         }
@@ -132,7 +128,7 @@ impl Link {
         };
         let errno = error.raw_os_error().unwrap_or(0);
         if is_shortage(&error) {
-            return Err(NoPeer::Kernel { slot, errno });
+            return Err(NoPeer::Kernel(errno));
         }
         self.dead[usize::from(slot) % SLOTS] = owner.generation;
         if !means_ended(&error) {
@@ -154,21 +150,21 @@ impl Link {
         }
     }
 
-    fn attach(&mut self, slot: u8) -> Result<(), Unattached> {
+    fn attach(&mut self, slot: u8) -> Result<(), NoPeer> {
         let descriptor =
-            self.fabric.channel_from(slot).ok_or(Unattached::Foreign("it is for an earlier process"))?;
+            self.fabric.channel_from(slot).ok_or(NoPeer::Foreign("it is for an earlier process"))?;
         if self.peers[usize::from(slot)].as_ref().is_some_and(|peer| peer.process.has_ended()) {
             self.lose(slot);
         }
         // Only this process makes the channel to itself: a second reader would take every message twice.
         if slot == self.slot() {
-            return Err(Unattached::Foreign("both ends are one process"));
+            return Err(NoPeer::Foreign("both ends are one process"));
         }
         let SlotOwner { pid, generation: from_generation, .. } = self.meet(slot)?;
         // One channel for each life of a peer, or one that publishes on and on would fill our memory with mappings.
         let of_this_life = |ends: Ends| (ends.from, ends.from_generation) == (slot, from_generation);
         if self.incoming.iter().any(|incoming| of_this_life(incoming.consumer.ends)) {
-            return Err(Unattached::Foreign("there is one already"));
+            return Err(NoPeer::Foreign("there is one already"));
         }
         let fd = system::open_memfd(&format!("/proc/{pid}/fd/{descriptor}"))?;
         let ends =
@@ -179,7 +175,7 @@ impl Link {
         Ok(())
     }
 
-    fn receive_from(&mut self, fd: &OwnedFd, ends: Ends) -> Result<(), Unattached> {
+    fn receive_from(&mut self, fd: &OwnedFd, ends: Ends) -> Result<(), NoPeer> {
         let consumer = Consumer::attach(self.host, fd, ends)?;
         consumer.set_state(ChannelState::Attached);
         // What an earlier owner published has had all the time in between to be taken.

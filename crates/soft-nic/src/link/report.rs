@@ -28,7 +28,7 @@ pub enum LinkError {
     RingBytes { ring_bytes: usize },
 }
 
-/// Why a slot cannot be reached.
+/// Why there is no channel with the process in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoPeer {
     #[error("no process has slot {0} of the fabric")]
@@ -39,10 +39,19 @@ pub enum NoPeer {
     /// there.
     #[error("the channel to slot {0} of the fabric is refused or closed")]
     Closed(u8),
-    #[error("no channel to slot {slot} of the fabric: errno {errno}")]
-    Kernel { slot: u8, errno: i32 },
+    /// An errno.
+    #[error("{}", refusal(*.0))]
+    Kernel(i32),
     #[error("a fork child cannot use its parent's link")]
     Forked,
+    #[error("it is no channel between these two processes: {0}")]
+    Foreign(&'static str),
+}
+
+impl From<std::io::Error> for NoPeer {
+    fn from(error: std::io::Error) -> NoPeer {
+        error.raw_os_error().map_or(NoPeer::Foreign("not a memfd"), NoPeer::Kernel)
+    }
 }
 
 /// Things that happened which no call returns.
@@ -79,24 +88,7 @@ pub enum LinkEvent {
     #[error("no channel to slot {slot} of the fabric, messages to it are lost: {} (said once)", refusal(*.errno))]
     NoChannel { slot: u8, errno: i32 },
     #[error("the channel that slot {slot} published cannot be used, messages from it are lost: {why}")]
-    AttachFailed { slot: u8, why: Unattached },
-}
-
-/// Why a published channel was not attached to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Unattached {
-    #[error("{}", refusal(*.0))]
-    Kernel(i32),
-    #[error("it is no channel between these two processes: {0}")]
-    Foreign(&'static str),
-    #[error(transparent)]
-    NoPeer(#[from] NoPeer),
-}
-
-impl From<std::io::Error> for Unattached {
-    fn from(error: std::io::Error) -> Unattached {
-        error.raw_os_error().map_or(Unattached::Foreign("not a memfd"), Unattached::Kernel)
-    }
+    AttachFailed { slot: u8, why: NoPeer },
 }
 
 fn port_taken(address: &IpAddr, user: &u32, pid: &Option<u32>) -> String {

@@ -9,7 +9,7 @@ fn host() -> Host {
 }
 
 /// A channel of a process to itself, both ends.
-fn loopback(slot: u8, generation: u32, capacity: usize) -> Result<(Producer, Consumer), Unattached> {
+fn loopback(slot: u8, generation: u32, capacity: usize) -> Result<(Producer, Consumer), NoPeer> {
     let ends = Ends { from: slot, to: slot, from_generation: generation, to_generation: generation };
     let producer = Producer::create(host(), ends, capacity)?;
     let consumer = Consumer::attach(host(), &producer.fd, ends)?;
@@ -137,10 +137,7 @@ fn what_is_not_a_channel_of_these_two_is_not_attached() {
         ("an earlier life of the sender", Ends { from_generation: 2, ..ends }),
         ("an earlier life of the receiver", Ends { to_generation: 3, ..ends }),
     ] {
-        assert!(
-            matches!(Consumer::attach(host(), &producer.fd, other), Err(Unattached::Foreign(_))),
-            "{name}"
-        );
+        assert!(matches!(Consumer::attach(host(), &producer.fd, other), Err(NoPeer::Foreign(_))), "{name}");
     }
     for (name, offset, value) in [
         ("magic", at::MAGIC, 0),
@@ -152,15 +149,12 @@ fn what_is_not_a_channel_of_these_two_is_not_attached() {
         let word = producer.control.word(offset);
         let good = word.swap(value, Ordering::Relaxed);
         let attached = Consumer::attach(host(), &producer.fd, ends);
-        assert!(matches!(attached, Err(Unattached::Foreign(_))), "{name}");
+        assert!(matches!(attached, Err(NoPeer::Foreign(_))), "{name}");
         word.store(good, Ordering::Relaxed);
     }
     let short = system::memfd("softnic-test", 4096).unwrap();
-    assert!(
-        matches!(Consumer::attach(host(), &short, ends), Err(Unattached::Foreign(_))),
-        "one page of nothing"
-    );
+    assert!(matches!(Consumer::attach(host(), &short, ends), Err(NoPeer::Foreign(_))), "one page of nothing");
     // A file that can shrink would make the receiver's loads fault.
     let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
-    assert!(matches!(Consumer::attach(host(), &file, ends), Err(Unattached::Foreign(_))), "not sealed");
+    assert!(matches!(Consumer::attach(host(), &file, ends), Err(NoPeer::Foreign(_))), "not sealed");
 }

@@ -12,7 +12,7 @@ use roce::Opcode;
 use super::processes::{MTU, acknowledge, config, fabric_name, read_response, request};
 use crate::dma::testing::lease;
 use crate::link::channel::{ChannelState, Lane};
-use crate::link::{Link, LinkEvent, NoPeer, Room, Unattached, record};
+use crate::link::{Link, LinkEvent, NoPeer, Room, record};
 use crate::os::system;
 
 fn meet(a: &mut Link, b: &mut Link) {
@@ -109,7 +109,7 @@ fn what_cannot_be_attached_is_refused_and_the_sender_hears_it() {
     let leased = system::open_memfd(&path).unwrap();
     lease(&leased).expect("shared memory knows leases");
     let since = Instant::now();
-    let (kernel, foreign) = (Unattached::Kernel, Unattached::Foreign);
+    let (kernel, foreign) = (NoPeer::Kernel, NoPeer::Foreign);
     for (i, (name, to_generation, descriptor, why)) in [
         ("a memfd that is under a lease", generation, raw, kernel(libc::EWOULDBLOCK)),
         ("a memfd that is no channel", generation, other.as_raw_fd(), foreign("magic")),
