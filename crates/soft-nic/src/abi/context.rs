@@ -94,9 +94,9 @@ pub fn get_context<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 
 pub fn query_port<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     call.context()?;
-    let (place, device) = call.server.port(call.file, call.command.number(0).unwrap_or(0))?;
+    let (place, device) = call.port(call.command.number(0).unwrap_or(0))?;
     let ethernet = device.link_layer == LinkLayer::Roce;
-    let down = call.nic()?.port_is_down(usize::from(place));
+    let down = call.nic()?.port_is_down(place);
     let [(state, _), (physical, _)] = port_state(device.link_layer, down);
     use query_port_resp as at;
     let response = Writer::<{ at::SIZE }>::new()
@@ -142,7 +142,7 @@ fn gid<D: Commands>(
 pub fn query_gid_entry<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     call.context()?;
     let command = call.command;
-    let (_, device) = call.server.port(call.file, command.number(0).unwrap_or(0))?;
+    let (_, device) = call.port(command.number(0).unwrap_or(0))?;
     let index = command.number32(1).unwrap_or(0);
     refuse_if!(command.number32(2).unwrap_or(0) != 0, EINVAL, "unknown flags in QUERY_GID_ENTRY");
     let length = gid_table_length(device.link_layer);

@@ -189,22 +189,6 @@ impl<D: Commands> Server<D> {
         self.nic().is_ok_and(|nic| nic.port_is_down(usize::from(place)))
     }
 
-    /// The device that a file opened, by its first port.
-    pub(super) fn device(&self, file: &OpenFile) -> Answer<&DeviceConfig> {
-        let first = usize::from(file.device) * usize::from(self.ports_each);
-        self.ports.get(first).ok_or_else(|| refusal!(ENODEV, "no such device"))
-    }
-
-    /// A port of that device, with its place; `EINVAL` for a number that it has not.
-    pub(super) fn port(&self, file: &OpenFile, number: u64) -> Answer<(u8, &DeviceConfig)> {
-        let each = self.ports_each;
-        let before = u8::try_from(number).ok().and_then(|number| number.checked_sub(1)).filter(|n| *n < each);
-        let missing = || refusal!(EINVAL, "port {number}, the device has {each}");
-        let place = file.device * each + before.ok_or_else(missing)?;
-        let port = self.ports.get(usize::from(place)).ok_or_else(|| refusal!(ENODEV, "no such device"))?;
-        Ok((place, port))
-    }
-
     /// An internal error: the NIC is gone for good. Peers see it leave, every open context gets `IBV_EVENT_DEVICE_FATAL`,
     /// and commands answer `EIO`.
     pub fn stop(&self) {
@@ -247,9 +231,20 @@ impl<'c, D: Commands> Call<'c, D> {
         self.server.nic()
     }
 
-    /// The device that was opened.
+    /// The device that was opened, by its first port.
     pub fn device(&self) -> Answer<&'c DeviceConfig> {
-        self.server.device(self.file)
+        self.port(1).map(|(_, device)| device)
+    }
+
+    /// A port of that device, with its place; `EINVAL` for a number that it has not.
+    pub fn port(&self, number: u64) -> Answer<(usize, &'c DeviceConfig)> {
+        let each = self.server.ports_each;
+        let before = u8::try_from(number).ok().and_then(|number| number.checked_sub(1)).filter(|n| *n < each);
+        let missing = || refusal!(EINVAL, "port {number}, the device has {each}");
+        let place =
+            usize::from(self.file.device) * usize::from(each) + usize::from(before.ok_or_else(missing)?);
+        let port = self.server.ports.get(place);
+        Ok((place, port.ok_or_else(|| refusal!(ENODEV, "no such device"))?))
     }
 
     /// The object that a command to destroy one names, in either form.
