@@ -214,13 +214,8 @@ impl Datagrams {
 
     /// Sends what waits. What a full socket buffer has no room for keeps waiting; an address that cannot be reached loses
     /// datagrams, as a wire does. Where the kernel cannot cut runs into segments, those of this call are lost, and the batch
-    /// makes none from then on. `shown`, if there is one, sees each datagram that the kernel takes, with the identification of its
-    /// IPv4 header.
-    pub fn send(
-        &self,
-        batch: &mut SendBatch,
-        mut shown: Option<impl FnMut(SocketAddr, u16, &[u8])>,
-    ) -> Posted {
+    /// makes none from then on. `shown` sees each datagram that the kernel takes, with the identification of its IPv4 header.
+    pub fn send(&self, batch: &mut SendBatch, mut shown: impl FnMut(SocketAddr, u16, &[u8])) -> Posted {
         #[cfg(test)]
         if self.stalled {
             return Posted::default();
@@ -232,10 +227,8 @@ impl Datagrams {
             match self.send_run(run, bytes) {
                 Ok(()) => {
                     posted.taken += run.count;
-                    if let Some(shown) = &mut shown {
-                        let datagrams = bytes.chunks(run.segment).zip(0..);
-                        datagrams.for_each(|(bytes, identification)| shown(run.to, identification, bytes));
-                    }
+                    let datagrams = bytes.chunks(run.segment).zip(0..);
+                    datagrams.for_each(|(bytes, identification)| shown(run.to, identification, bytes));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
@@ -371,7 +364,7 @@ mod tests {
         }
     }
 
-    const UNSHOWN: Option<fn(SocketAddr, u16, &[u8])> = None;
+    const UNSHOWN: fn(SocketAddr, u16, &[u8]) = |_, _, _| ();
 
     /// What arrives until there are `count`, or nothing more comes.
     fn take(socket: &mut Datagrams, count: usize) -> Vec<(SocketAddr, Vec<u8>)> {

@@ -172,20 +172,15 @@ impl Wire {
         if self.holds {
             return;
         }
-        let capture = &mut self.capture;
         for port in &mut self.ports {
-            let shown = shown(capture, port.address, port.own_port());
-            port.flush(shown);
+            port.flush(shown(&mut self.capture, port.address, port.own_port()));
         }
     }
 
     /// Sends what is due by `now`; what was written since goes on at `due`. Returns how many packets went.
     pub fn pass(&mut self, now: Now, due: Now) -> usize {
         let capture = &mut self.capture;
-        let pass = |port: &mut SharedPort| {
-            let shown = shown(capture, port.address, port.own_port());
-            port.pass(now, due, shown)
-        };
+        let pass = |port: &mut SharedPort| port.pass(now, due, shown(capture, port.address, port.own_port()));
         self.ports.iter_mut().map(pass).sum()
     }
 
@@ -252,18 +247,18 @@ impl Wire {
     }
 }
 
-/// Shows a port's packets to the capture.
+/// Shows a port's packets to the capture, if there is one.
 fn shown(
     capture: &mut Option<Capture>,
     source: IpAddr,
     source_port: u16,
-) -> Option<impl FnMut(SocketAddr, u16, &[u8])> {
-    capture.as_mut().map(|capture| {
-        move |to: SocketAddr, identification: u16, bytes: &[u8]| {
+) -> impl FnMut(SocketAddr, u16, &[u8]) {
+    move |to, identification, bytes| {
+        if let Some(capture) = capture {
             let packet = WirePacket { source, source_port, destination: to.ip(), identification, bytes };
             capture.sent(Now(system::monotonic_ns()), &packet);
         }
-    })
+    }
 }
 
 /// Length field of a UDP header in front of `len` bytes, of which no packet has more than fit.

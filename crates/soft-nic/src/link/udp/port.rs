@@ -148,7 +148,7 @@ impl SharedPort {
     }
 
     /// Sends what was added. What the kernel has no room for now stays. `shown`: see [`Datagrams::send`].
-    pub fn flush(&mut self, shown: Option<impl FnMut(SocketAddr, u16, &[u8])>) -> Posted {
+    pub fn flush(&mut self, shown: impl FnMut(SocketAddr, u16, &[u8])) -> Posted {
         if self.batch.is_empty() {
             return Posted::default();
         }
@@ -159,12 +159,7 @@ impl SharedPort {
 
     /// As [`SharedPort::flush`] where there is a delay: what was added goes on at `due`, and what is due by `now` is sent.
     /// Returns how many datagrams the kernel took or lost.
-    pub fn pass(
-        &mut self,
-        now: Now,
-        due: Now,
-        mut shown: Option<impl FnMut(SocketAddr, u16, &[u8])>,
-    ) -> usize {
+    pub fn pass(&mut self, now: Now, due: Now, mut shown: impl FnMut(SocketAddr, u16, &[u8])) -> usize {
         if !self.batch.is_empty() {
             self.under_way_bytes += self.batch.memory_bytes();
             self.under_way.put(due, self.batch.take());
@@ -172,7 +167,7 @@ impl SharedPort {
         let mut gone = 0;
         while let Some(batch) = self.under_way.due(now) {
             let before = batch.memory_bytes();
-            let posted = self.own.send(batch, shown.as_mut());
+            let posted = self.own.send(batch, &mut shown);
             self.batch.learn(batch);
             let is_sent = batch.is_empty();
             let left = if is_sent { 0 } else { batch.memory_bytes() };
@@ -256,7 +251,7 @@ impl SharedPort {
                 }
             });
             of_owned.got(*looked.as_ref().unwrap_or(&0));
-            let posted = socket.send(handing, None::<fn(SocketAddr, u16, &[u8])>);
+            let posted = socket.send(handing, |_, _, _| ());
             counters.handed_on += posted.taken as u64;
             // One that has no room now never gets any: a wire loses it too.
             counters.undeliverable += (posted.lost + handing.discard()) as u64;

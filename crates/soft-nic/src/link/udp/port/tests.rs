@@ -44,7 +44,7 @@ fn send(from: &mut SharedPort, to: IpAddr, packet: &[u8]) {
         Ok::<(), Infallible>(())
     });
     assert_eq!(written, Ok(true));
-    assert_eq!(from.flush(None::<fn(SocketAddr, u16, &[u8])>).taken, 1);
+    assert_eq!(from.flush(|_, _, _| ()).taken, 1);
 }
 
 /// The ports of all, as the fabric's directory would tell.
