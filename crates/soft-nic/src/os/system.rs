@@ -6,7 +6,6 @@
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
@@ -140,17 +139,9 @@ pub fn user() -> u32 {
 ///
 /// Errors: the kernel's; `InvalidInput`: no memfd.
 pub fn open_memfd(path: &str) -> io::Result<OwnedFd> {
-    static MEMFDS: OnceLock<(u32, u32)> = OnceLock::new();
-    // All memfds lie in one file system of the kernel's own.
-    let of_memfds = match MEMFDS.get() {
-        Some(known) => *known,
-        None => *MEMFDS.get_or_init({
-            let known = device_of(&memfd("softnic-kind", PAGE)?)?;
-            move || known
-        }),
-    };
     let place = open(&CString::new(path)?, libc::O_PATH)?;
-    if device_of(&place)? != of_memfds {
+    // All memfds lie in one file system of the kernel's own.
+    if device_of(&place)? != device_of(&memfd("softnic-kind", PAGE)?)? {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let place = CString::new(format!("/proc/self/fd/{}", place.as_raw_fd()))?;
