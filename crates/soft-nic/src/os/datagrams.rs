@@ -5,7 +5,6 @@
 //! and may not fragment (`IP_PMTUDISC_DO`), and counts up from there in the segments that it, or a card, cuts a large datagram
 //! into (`UDP_SEGMENT`; `inet_gso_segment`). Seen on 6.18 in a capture of a veth pair whose offloads were off: 0, 1, 2 … for the
 //! segments of each call. IPv6 has no such field.
-//!
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
