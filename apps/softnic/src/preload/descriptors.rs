@@ -67,7 +67,7 @@ hooks!(close_range => (first: c_uint, last: c_uint, flags: c_int) -> c_int {
     int(unsafe { syscall!(SYS_close_range, first, last, flags) })
 });
 
-hooks!(closefrom => (first: c_int) -> (), next or Default::default(); {
+hooks!(closefrom => (first: c_int) -> (), next; {
     let first = first.max(0) as c_uint;
     table::range(first, c_uint::MAX).for_each(forget);
     // SAFETY: the program's own argument.
@@ -93,7 +93,7 @@ hooks!(dup3 => (old: c_int, new: c_int, flags: c_int) -> c_int {
 
 // The third argument is a number or a pointer; either is one register. Not a raw system call: libc translates F_GETOWN and the
 // lock commands.
-hooks!(fcntl, fcntl64 => (fd: c_int, command: c_int, argument: *mut c_void) -> c_int, next or -1; {
+hooks!(fcntl, fcntl64 => (fd: c_int, command: c_int, argument: *mut c_void) -> c_int, next; {
     // SAFETY: the program's own arguments.
     let result = unsafe { next(fd, command, argument) };
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
@@ -138,10 +138,7 @@ hooks!(mmap, mmap64 => (
     if fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 && table::get(fd) != Entry::Foreign {
         match table::verified(fd) {
             Entry::Command(number) => return nic::mmap(number, address, length, protection, flags, offset),
-            Entry::Inherited => {
-                fail(libc::EIO);
-                return libc::MAP_FAILED;
-            }
+            Entry::Inherited => return nic::unmapped(libc::EIO),
             Entry::Foreign | Entry::Directory(_) | Entry::Manager(_) => {}
         }
     }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use soft_nic::os::locked;
 use soft_nic::sysfs::tree::{Node, Tree};
 
-use super::paths::{Place, locate};
-use super::raw::{fail, fail_null, hooks};
+use super::paths::answer;
+use super::raw::{fail, hooks};
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
 
@@ -39,12 +39,12 @@ unsafe fn listing<'a>(stream: *mut libc::DIR) -> Option<&'a mut Listing> {
     is_ours(stream).then(|| unsafe { &mut *stream.cast::<Listing>() })
 }
 
-fn open_listing(path: &str, fd: Option<c_int>) -> *mut libc::DIR {
-    let Some(index) = virtual_tree().directory_index(path) else { return fail_null(libc::ENOENT) };
+fn open_listing(path: &str, fd: Option<c_int>) -> Result<*mut libc::DIR, c_int> {
+    let index = virtual_tree().directory_index(path).ok_or(libc::ENOENT)?;
     let stream = Box::into_raw(Box::new(Listing { index, fd, entries: entries(path), next: 0 }));
     locked(&LISTINGS).push(stream as usize);
     COUNT.fetch_add(1, Ordering::Relaxed);
-    stream.cast()
+    Ok(stream.cast())
 }
 
 /// What a directory of the tree has, `.` and `..` first.
@@ -63,13 +63,10 @@ fn entries(path: &str) -> Vec<libc::dirent> {
 fn entry(name: &str, node: &Node, path: &str) -> libc::dirent {
     // SAFETY: plain old data, for which zeros are a value.
     let mut entry: libc::dirent = unsafe { std::mem::zeroed() };
-    entry.d_ino = Tree::attributes(path, node).inode;
-    entry.d_type = match node {
-        Node::Directory => libc::DT_DIR,
-        Node::File(_) | Node::Port(..) => libc::DT_REG,
-        Node::Link(_) => libc::DT_LNK,
-        Node::Device(_) | Node::Manager => libc::DT_CHR,
-    };
+    let attributes = Tree::attributes(path, node);
+    entry.d_ino = attributes.inode;
+    // `IFTODT` of `dirent.h`.
+    entry.d_type = ((attributes.mode & libc::S_IFMT) >> 12) as u8;
     entry.d_reclen = size_of::<libc::dirent>() as u16;
     for (place, byte) in entry.d_name.iter_mut().zip(name.bytes().take(255)) {
         *place = byte as c_char;
@@ -77,26 +74,27 @@ fn entry(name: &str, node: &Node, path: &str) -> libc::dirent {
     entry
 }
 
-hooks!(opendir => (path: *const c_char) -> *mut libc::DIR, next or std::ptr::null_mut(); {
-    match locate(libc::AT_FDCWD, path, true) {
-        // SAFETY: the program's own argument, or a path of ours.
-        Place::Kernel(path) => unsafe { next(path.as_ptr()) },
-        Place::Error(errno) => fail_null(errno),
-        Place::Node(path, Node::Directory) => open_listing(&path, None),
-        Place::Node(..) => fail_null(libc::ENOTDIR),
-    }
+/// What it does with a path to a directory of ours; others are refused.
+fn of_directory<T>(node: &Node, does: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
+    if *node == Node::Directory { does() } else { Err(libc::ENOTDIR) }
+}
+
+hooks!(opendir => (path: *const c_char) -> *mut libc::DIR, next; {
+    // SAFETY: the program's own argument, or a path of ours.
+    let kernel = |_, path| unsafe { next(path) };
+    answer(libc::AT_FDCWD, path, true, kernel, |path, node| of_directory(node, || open_listing(&path, None)))
 });
 
-hooks!(fdopendir => (fd: c_int) -> *mut libc::DIR, next or std::ptr::null_mut(); {
+hooks!(fdopendir => (fd: c_int) -> *mut libc::DIR, next; {
     if let Entry::Directory(index) = table::verified(fd) {
-        let path = virtual_tree().directory(index as usize);
-        return path.map_or(std::ptr::null_mut(), |path| open_listing(path, Some(fd)));
+        let path = virtual_tree().directory(index as usize).ok_or(libc::ENOENT);
+        return path.and_then(|path| open_listing(path, Some(fd))).unwrap_or_else(fail);
     }
     // SAFETY: the program's own argument.
     unsafe { next(fd) }
 });
 
-hooks!(closedir => (stream: *mut libc::DIR) -> c_int, next or -1; {
+hooks!(closedir => (stream: *mut libc::DIR) -> c_int, next; {
     if is_ours(stream) {
         locked(&LISTINGS).retain(|held| *held != stream as usize);
         COUNT.fetch_sub(1, Ordering::Relaxed);
@@ -112,10 +110,10 @@ hooks!(closedir => (stream: *mut libc::DIR) -> c_int, next or -1; {
     unsafe { next(stream) }
 });
 
-/// Hooks of functions that take a stream: what each does with a listing, and gives where the C library has no such function.
+/// Hooks of functions that take a stream: what each does with a listing.
 macro_rules! stream_hooks {
-    ($($($name:ident),+ => ($($argument:ident: $type:ty),*) -> $result:ty, or $failed:expr, $listing:ident => $does:expr;)*) => {$(
-        hooks!($($name),+ => (stream: *mut libc::DIR $(, $argument: $type)*) -> $result, next or $failed; {
+    ($($($name:ident),+ => ($($argument:ident: $type:ty),*) -> $result:ty, $listing:ident => $does:expr;)*) => {$(
+        hooks!($($name),+ => (stream: *mut libc::DIR $(, $argument: $type)*) -> $result, next; {
             // SAFETY: the program's own stream, which one thread uses at a time (readdir(3)).
             match unsafe { listing(stream) } {
                 Some($listing) => $does,
@@ -163,15 +161,15 @@ unsafe fn read_into(listing: &mut Listing, room: *mut libc::dirent, result: *mut
 }
 
 stream_hooks! {
-    readdir, readdir64 => () -> *mut libc::dirent, or std::ptr::null_mut(),
+    readdir, readdir64 => () -> *mut libc::dirent,
         listing => listing.next().map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    readdir_r, readdir64_r => (room: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int, or libc::ENOSYS,
+    readdir_r, readdir64_r => (room: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int,
         // SAFETY: the program's own arguments.
         listing => unsafe { read_into(listing, room, result) };
-    dirfd => () -> c_int, or -1, listing => listing.descriptor();
-    rewinddir => () -> (), or Default::default(), listing => listing.next = 0;
-    seekdir => (position: c_long) -> (), or Default::default(), listing => listing.next = usize::try_from(position).unwrap_or(0);
-    telldir => () -> c_long, or -1, listing => listing.next as c_long;
+    dirfd => () -> c_int, listing => listing.descriptor();
+    rewinddir => () -> (), listing => listing.next = 0;
+    seekdir => (position: c_long) -> (), listing => listing.next = usize::try_from(position).unwrap_or(0);
+    telldir => () -> c_long, listing => listing.next as c_long;
 }
 
 type Filter = Option<unsafe extern "C" fn(*const libc::dirent) -> c_int>;
@@ -181,7 +179,12 @@ type Compare = Option<unsafe extern "C" fn(*mut *const libc::dirent, *mut *const
 ///
 /// # Safety
 /// The program's own callbacks and a place for the list.
-unsafe fn scan(path: &str, list: *mut *mut *mut libc::dirent, filter: Filter, compare: Compare) -> c_int {
+unsafe fn scan(
+    path: &str,
+    list: *mut *mut *mut libc::dirent,
+    filter: Filter,
+    compare: Compare,
+) -> Result<c_int, c_int> {
     let mut kept: Vec<*mut libc::dirent> = Vec::new();
     for entry in &entries(path) {
         // SAFETY: the program's filter takes an entry.
@@ -191,7 +194,7 @@ unsafe fn scan(path: &str, list: *mut *mut *mut libc::dirent, filter: Filter, co
         // SAFETY: asks for room for one entry.
         let copy = unsafe { libc::malloc(size_of::<libc::dirent>()) }.cast::<libc::dirent>();
         if copy.is_null() {
-            return fail(libc::ENOMEM);
+            return Err(libc::ENOMEM);
         }
         // SAFETY: room for one entry, just allocated.
         unsafe { copy.write(*entry) };
@@ -208,24 +211,22 @@ unsafe fn scan(path: &str, list: *mut *mut *mut libc::dirent, filter: Filter, co
     let block = unsafe { libc::malloc((kept.len() + 1) * size_of::<*mut libc::dirent>()) };
     let block = block.cast::<*mut libc::dirent>();
     if block.is_null() {
-        return fail(libc::ENOMEM);
+        return Err(libc::ENOMEM);
     }
     // SAFETY: room for the whole list, just allocated.
     unsafe { block.copy_from_nonoverlapping(kept.as_ptr(), kept.len()) };
     // SAFETY: the program gave a place for the list.
     unsafe { list.write(block) };
-    kept.len() as c_int
+    Ok(kept.len() as c_int)
 }
 
 hooks!(scandir, scandir64 => (
     path: *const c_char, list: *mut *mut *mut libc::dirent, filter: Filter, compare: Compare,
-) -> c_int, next or -1; {
-    match locate(libc::AT_FDCWD, path, true) {
-        // SAFETY: the program's own arguments, or a path of ours.
-        Place::Kernel(path) => unsafe { next(path.as_ptr(), list, filter, compare) },
-        Place::Error(errno) => fail(errno),
+) -> c_int, next; {
+    // SAFETY: the program's own arguments, or a path of ours.
+    let kernel = |_, path| unsafe { next(path, list, filter, compare) };
+    answer(libc::AT_FDCWD, path, true, kernel, |path, node| {
         // SAFETY: the program's own arguments.
-        Place::Node(path, Node::Directory) => unsafe { scan(&path, list, filter, compare) },
-        Place::Node(..) => fail(libc::ENOTDIR),
-    }
+        of_directory(node, || unsafe { scan(&path, list, filter, compare) })
+    })
 });

@@ -5,8 +5,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use soft_nic::sysfs;
 use soft_nic::sysfs::tree::{Attributes, Node, Tree};
 
-use super::paths::{Place, locate};
-use super::raw::{self, fail, fail_null, hooks, next_function, syscall};
+use super::paths::answer;
+use super::raw::{self, fail, hooks, syscall};
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
 use super::{manager, nic, raw::int};
@@ -26,52 +26,50 @@ macro_rules! calls {
 /// # Safety
 /// The path is null or a C string.
 unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-    match locate(directory, path, flags & libc::O_NOFOLLOW == 0) {
-        Place::Kernel(path) => raw::openat(path.directory, path.as_ptr(), flags, mode),
-        Place::Error(errno) => fail(errno),
-        Place::Node(path, node) => open_node(&path, node, flags),
-    }
+    let kernel = |directory, path| raw::openat(directory, path, flags, mode);
+    let follow = flags & libc::O_NOFOLLOW == 0;
+    answer(directory, path, follow, kernel, |path, node| open_node(&path, node, flags))
 }
 
 /// Opens a node: a file is a memfd with its content, a directory a memfd that only we understand, a device the memfd
 /// of its pages.
-pub fn open_node(path: &str, node: &Node, flags: c_int) -> c_int {
+fn open_node(path: &str, node: &Node, flags: c_int) -> Result<c_int, c_int> {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     let close_on_exec = flags & libc::O_CLOEXEC != 0;
     match node {
-        Node::Directory if writes => fail(libc::EISDIR),
-        Node::Directory => match virtual_tree().directory_index(path) {
-            Some(index) => table::open_directory(index, close_on_exec),
-            None => fail(libc::ENOENT),
-        },
-        _ if flags & libc::O_DIRECTORY != 0 => fail(libc::ENOTDIR),
-        Node::File(_) | Node::Port(..) if writes => fail(libc::EACCES),
+        Node::Directory if writes => Err(libc::EISDIR),
+        Node::Directory => {
+            let index = virtual_tree().directory_index(path).ok_or(libc::ENOENT)?;
+            Ok(table::open_directory(index, close_on_exec))
+        }
+        _ if flags & libc::O_DIRECTORY != 0 => Err(libc::ENOTDIR),
+        Node::File(_) | Node::Port(..) if writes => Err(libc::EACCES),
         Node::File(content) => open_content(content, close_on_exec),
         Node::Port(device, file) => {
             let content =
                 sysfs::port_file(*file, virtual_tree().config.link_layer, nic::port_is_down(*device));
             open_content(content.as_bytes(), close_on_exec)
         }
-        Node::Link(_) => fail(libc::ELOOP),
-        Node::Device(index) => nic::open(*index, flags),
-        Node::Manager => manager::open(flags),
+        Node::Link(_) => Err(libc::ELOOP),
+        Node::Device(index) => Ok(nic::open(*index, flags)),
+        Node::Manager => Ok(manager::open(flags)),
     }
 }
 
-fn open_content(content: &[u8], close_on_exec: bool) -> c_int {
+fn open_content(content: &[u8], close_on_exec: bool) -> Result<c_int, c_int> {
     let fd = raw::memfd(c"softnic-sysfs", close_on_exec);
     if fd < 0 {
-        return fd;
+        return Ok(fd);
     }
     // SAFETY: the kernel reads `content`, which lives through the call.
     let written = unsafe { syscall!(SYS_pwrite64, fd, content.as_ptr(), content.len(), 0) };
     if written as usize != content.len() {
         raw::close(fd);
-        return fail(libc::ENOMEM);
+        return Err(libc::ENOMEM);
     }
     // SAFETY: plain numbers.
     unsafe { syscall!(SYS_fchmod, fd, 0o444) };
-    fd
+    Ok(fd)
 }
 
 calls! {
@@ -83,13 +81,8 @@ calls! {
     __openat_2, __openat64_2 => (at: c_int, path: *const c_char, flags: c_int) -> c_int: open_at(at, path, flags, 0);
 }
 
-/// `fopen` of a node; `None` when the path is not ours.
-fn fopen_node(path: *const c_char, mode: *const c_char) -> Option<*mut libc::FILE> {
-    let (path, node) = match locate(libc::AT_FDCWD, path, true) {
-        Place::Kernel(_) => return None,
-        Place::Error(errno) => return Some(fail_null(errno)),
-        Place::Node(path, node) => (path, node),
-    };
+/// `fopen` of a node.
+fn fopen_node(path: &str, node: &Node, mode: *const c_char) -> Result<*mut libc::FILE, c_int> {
     // SAFETY: the program passes a C string as mode.
     let text = unsafe { CStr::from_ptr(mode) }.to_bytes();
     let flags = match (text.contains(&b'+'), text.first()) {
@@ -98,19 +91,20 @@ fn fopen_node(path: *const c_char, mode: *const c_char) -> Option<*mut libc::FIL
     };
     let close_on_exec = if text.contains(&b'e') { libc::O_CLOEXEC } else { 0 };
     if *node == Node::Directory {
-        return Some(fail_null(libc::EISDIR));
+        return Err(libc::EISDIR);
     }
-    let fd = open_node(&path, node, flags | close_on_exec);
+    let fd = open_node(path, node, flags | close_on_exec)?;
     if fd < 0 {
-        return Some(std::ptr::null_mut());
+        return Ok(std::ptr::null_mut());
     }
     // SAFETY: a descriptor of ours that the stream takes over, and the program's mode string.
-    Some(unsafe { libc::fdopen(fd, mode) })
+    Ok(unsafe { libc::fdopen(fd, mode) })
 }
 
-hooks!(fopen, fopen64 => (path: *const c_char, mode: *const c_char) -> *mut libc::FILE, next or std::ptr::null_mut(); {
-    // SAFETY: the program's own arguments.
-    fopen_node(path, mode).unwrap_or_else(|| unsafe { next(path, mode) })
+hooks!(fopen, fopen64 => (path: *const c_char, mode: *const c_char) -> *mut libc::FILE, next; {
+    // SAFETY: the program's own arguments, or a path of ours.
+    let kernel = |_, path| unsafe { next(path, mode) };
+    answer(libc::AT_FDCWD, path, true, kernel, |path, node| fopen_node(&path, node, mode))
 });
 
 fn stat_of(attributes: &Attributes) -> libc::stat {
@@ -127,20 +121,37 @@ fn stat_of(attributes: &Attributes) -> libc::stat {
     stat
 }
 
-/// What an `…at` call means, when it is about something of ours.
-fn attributes_at(directory: c_int, path: *const c_char, flags: c_int) -> Result<Attributes, Place> {
+/// A `stat…at` call: `give` gives the attributes of what is ours.
+fn answer_stat(
+    directory: c_int,
+    path: *const c_char,
+    flags: c_int,
+    kernel: impl FnOnce(c_int, *const c_char) -> c_int,
+    give: impl FnOnce(Attributes) -> Result<c_int, c_int>,
+) -> c_int {
     // SAFETY: a null path is allowed with AT_EMPTY_PATH, of a descriptor itself; any other is a C string.
     let is_empty = || path.is_null() || unsafe { *path } == 0;
     if flags & libc::AT_EMPTY_PATH != 0
         && is_empty()
         && let Some(found) = attributes_of(directory)
     {
-        return Ok(found);
+        return give(found).unwrap_or_else(fail);
     }
-    match locate(directory, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0) {
-        Place::Node(path, node) => Ok(Tree::attributes(&path, node)),
-        other => Err(other),
+    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    answer(directory, path, follow, kernel, |path, node| give(Tree::attributes(&path, node)))
+}
+
+/// Writes an answer into the program's room.
+///
+/// # Safety
+/// `room` is null, or has room for it.
+unsafe fn put<T>(answer: T, room: *mut T) -> Result<c_int, c_int> {
+    if room.is_null() {
+        return Err(libc::EFAULT);
     }
+    // SAFETY: as the caller says.
+    unsafe { room.write(answer) };
+    Ok(0)
 }
 
 /// Attributes of a descriptor that is a directory or a device of ours: the kernel would speak of a file, or a pipe.
@@ -163,34 +174,21 @@ fn attributes_of(fd: c_int) -> Option<Attributes> {
 
 /// `stat` in all its spellings.
 unsafe fn stat_at(directory: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int {
-    match attributes_at(directory, path, flags) {
-        Ok(found) => {
-            if out.is_null() {
-                return fail(libc::EFAULT);
-            }
-            // SAFETY: the program gave room for a `struct stat`.
-            unsafe { out.write(stat_of(&found)) };
-            0
-        }
-        Err(Place::Kernel(path)) => {
-            // SAFETY: the program's own arguments, or a path of ours and the program's own room.
-            int(unsafe { syscall!(SYS_newfstatat, path.directory, path.as_ptr(), out, flags) })
-        }
-        Err(Place::Error(errno)) => fail(errno),
-        Err(Place::Node(..)) => fail(libc::EIO),
-    }
+    let kernel = |directory, path| {
+        // SAFETY: the program's own arguments, or a path of ours and the program's own room.
+        int(unsafe { syscall!(SYS_newfstatat, directory, path, out, flags) })
+    };
+    // SAFETY: the program gave room for a `struct stat`.
+    answer_stat(directory, path, flags, kernel, |found| unsafe { put(stat_of(&found), out) })
 }
 
 /// `fstat` in all its spellings.
 unsafe fn stat_fd(fd: c_int, out: *mut libc::stat) -> c_int {
     match attributes_of(fd) {
-        Some(found) if !out.is_null() => {
-            // SAFETY: the program gave room for a `struct stat`.
-            unsafe { out.write(stat_of(&found)) };
-            0
-        }
+        // SAFETY: the program gave room for a `struct stat`.
+        Some(found) => unsafe { put(stat_of(&found), out) }.unwrap_or_else(fail),
         // SAFETY: the program's own arguments.
-        _ => int(unsafe { syscall!(SYS_fstat, fd, out) }),
+        None => int(unsafe { syscall!(SYS_fstat, fd, out) }),
     }
 }
 
@@ -213,86 +211,69 @@ calls! {
         stat_at(at, path, out, flags);
 }
 
+fn statx_of(found: &Attributes) -> libc::statx {
+    // SAFETY: plain old data, for which zeros are a value.
+    let mut answer: libc::statx = unsafe { std::mem::zeroed() };
+    answer.stx_mask = libc::STATX_BASIC_STATS;
+    answer.stx_blksize = 4096;
+    answer.stx_nlink = 1;
+    answer.stx_mode = found.mode as u16;
+    answer.stx_ino = found.inode;
+    answer.stx_size = found.size;
+    (answer.stx_rdev_major, answer.stx_rdev_minor) = found.device;
+    answer.stx_dev_minor = 0x15;
+    for time in [&mut answer.stx_atime, &mut answer.stx_mtime, &mut answer.stx_ctime] {
+        time.tv_sec = found.time;
+    }
+    answer
+}
+
 hooks!(statx => (
     at: c_int, path: *const c_char, flags: c_int, mask: libc::c_uint, out: *mut libc::statx,
 ) -> c_int {
-    match attributes_at(at, path, flags) {
-        Ok(found) if !out.is_null() => {
-            // SAFETY: plain old data, for which zeros are a value.
-            let mut answer: libc::statx = unsafe { std::mem::zeroed() };
-            answer.stx_mask = libc::STATX_BASIC_STATS;
-            answer.stx_blksize = 4096;
-            answer.stx_nlink = 1;
-            answer.stx_mode = found.mode as u16;
-            answer.stx_ino = found.inode;
-            answer.stx_size = found.size;
-            (answer.stx_rdev_major, answer.stx_rdev_minor) = found.device;
-            answer.stx_dev_minor = 0x15;
-            for time in [&mut answer.stx_atime, &mut answer.stx_mtime, &mut answer.stx_ctime] {
-                time.tv_sec = found.time;
-            }
-            // SAFETY: the program gave room for a `struct statx`.
-            unsafe { out.write(answer) };
-            0
-        }
-        Ok(_) => fail(libc::EFAULT),
-        Err(Place::Kernel(path)) => {
-            // SAFETY: the program's own arguments, or a path of ours and the program's own room.
-            int(unsafe { syscall!(SYS_statx, path.directory, path.as_ptr(), flags, mask, out) })
-        }
-        Err(Place::Error(errno)) => fail(errno),
-        Err(Place::Node(..)) => fail(libc::EIO),
-    }
+    // SAFETY: the program's own arguments, or a path of ours and the program's own room.
+    let kernel = |at, path| int(unsafe { syscall!(SYS_statx, at, path, flags, mask, out) });
+    // SAFETY: the program gave room for a `struct statx`.
+    answer_stat(at, path, flags, kernel, |found| unsafe { put(statx_of(&found), out) })
 });
 
 /// Whether the access is allowed; the tree is read-only, devices are open to all.
-fn access_node(node: &Node, mode: c_int) -> c_int {
+fn access_node(node: &Node, mode: c_int) -> Result<c_int, c_int> {
     let refused = match node {
         Node::Device(_) | Node::Manager => libc::X_OK,
         Node::Directory => libc::W_OK,
         Node::File(_) | Node::Port(..) | Node::Link(_) => libc::W_OK | libc::X_OK,
     };
-    if mode & refused != 0 { fail(libc::EACCES) } else { 0 }
+    if mode & refused != 0 { Err(libc::EACCES) } else { Ok(0) }
 }
 
 hooks!(access => (path: *const c_char, mode: c_int) -> c_int {
-    match locate(libc::AT_FDCWD, path, true) {
-        // SAFETY: the kernel checks the path.
-        Place::Kernel(path) => int(unsafe { syscall!(SYS_access, path.as_ptr(), mode) }),
-        Place::Error(errno) => fail(errno),
-        Place::Node(_, node) => access_node(node, mode),
-    }
+    // SAFETY: the kernel checks the path.
+    let kernel = |_, path| int(unsafe { syscall!(SYS_access, path, mode) });
+    answer(libc::AT_FDCWD, path, true, kernel, |_, node| access_node(node, mode))
 });
 
-hooks!(faccessat => (at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, next or -1; {
-    match locate(at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0) {
-        // SAFETY: the program's own arguments, or a path of ours; libc knows how to ask with flags on old kernels.
-        Place::Kernel(path) => unsafe { next(path.directory, path.as_ptr(), mode, flags) },
-        Place::Error(errno) => fail(errno),
-        Place::Node(_, node) => access_node(node, mode),
-    }
+hooks!(faccessat => (at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, next; {
+    // SAFETY: the program's own arguments, or a path of ours; libc knows how to ask with flags on old kernels.
+    let kernel = |at, path| unsafe { next(at, path, mode, flags) };
+    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    answer(at, path, follow, kernel, |_, node| access_node(node, mode))
 });
 
 // `access` with effective ids, under both its names.
-hooks!(euidaccess, eaccess => (path: *const c_char, mode: c_int) -> c_int, next or -1; {
-    match locate(libc::AT_FDCWD, path, true) {
-        // SAFETY: the program's own arguments, or a path of ours.
-        Place::Kernel(path) => unsafe { next(path.as_ptr(), mode) },
-        Place::Error(errno) => fail(errno),
-        Place::Node(_, node) => access_node(node, mode),
-    }
+hooks!(euidaccess, eaccess => (path: *const c_char, mode: c_int) -> c_int, next; {
+    // SAFETY: the program's own arguments, or a path of ours.
+    let kernel = |_, path| unsafe { next(path, mode) };
+    answer(libc::AT_FDCWD, path, true, kernel, |_, node| access_node(node, mode))
 });
 
 /// Extended attributes: the tree has none, as sysfs on most machines.
 macro_rules! xattr_hooks {
     ($($name:ident, $number:ident, ($($argument:ident: $type:ty),*);)*) => {$(
         hooks!($name => (path: *const c_char $(, $argument: $type)*) -> isize {
-            match locate(libc::AT_FDCWD, path, false) {
-                // SAFETY: the program's own arguments, or a path of ours.
-                Place::Kernel(path) => unsafe { syscall!($number, path.as_ptr() $(, $argument)*) as isize },
-                Place::Error(errno) => fail(errno) as isize,
-                Place::Node(..) => fail(libc::ENOTSUP) as isize,
-            }
+            // SAFETY: the program's own arguments, or a path of ours.
+            let kernel = |_, path| unsafe { syscall!($number, path $(, $argument)*) as isize };
+            answer(libc::AT_FDCWD, path, false, kernel, |_, _| Err(libc::ENOTSUP))
         });
     )*};
 }
@@ -306,20 +287,17 @@ xattr_hooks! {
 
 /// `readlink` in all its spellings.
 unsafe fn readlink_at(directory: c_int, path: *const c_char, out: *mut c_char, room: usize) -> isize {
-    match locate(directory, path, false) {
+    let kernel = |directory, path| {
         // SAFETY: the program's own arguments, or a path of ours and the program's own room.
-        Place::Kernel(path) => unsafe {
-            syscall!(SYS_readlinkat, path.directory, path.as_ptr(), out, room) as isize
-        },
-        Place::Error(errno) => fail(errno) as isize,
-        Place::Node(_, Node::Link(target)) => {
-            let length = target.len().min(room);
-            // SAFETY: the program gave `room` bytes at `out`, and no more than that is written.
-            unsafe { out.copy_from_nonoverlapping(target.as_ptr().cast(), length) };
-            length as isize
-        }
-        Place::Node(..) => fail(libc::EINVAL) as isize,
-    }
+        unsafe { syscall!(SYS_readlinkat, directory, path, out, room) as isize }
+    };
+    answer(directory, path, false, kernel, |_, node| {
+        let Node::Link(target) = node else { return Err(libc::EINVAL) };
+        let length = target.len().min(room);
+        // SAFETY: the program gave `room` bytes at `out`, and no more than that is written.
+        unsafe { out.copy_from_nonoverlapping(target.as_ptr().cast(), length) };
+        Ok(length as isize)
+    })
 }
 
 calls! {
@@ -350,16 +328,10 @@ fn give_path(path: String, out: *mut c_char) -> *mut c_char {
 /// `realpath` in all its spellings: the arguments behind the path, and where the answer goes.
 macro_rules! realpath_hooks {
     ($($name:ident, ($($argument:ident: $type:ty),*), $out:expr;)*) => {$(
-        hooks!($name => (path: *const c_char $(, $argument: $type)*) -> *mut c_char {
-            match locate(libc::AT_FDCWD, path, true) {
-                Place::Kernel(path) => {
-                    let next = next_function!($name, fn(*const c_char $(, $type)*) -> *mut c_char, std::ptr::null_mut());
-                    // SAFETY: the program's own arguments, or a path of ours.
-                    unsafe { next(path.as_ptr() $(, $argument)*) }
-                }
-                Place::Error(errno) => fail_null(errno),
-                Place::Node(path, _) => give_path(path, $out),
-            }
+        hooks!($name => (path: *const c_char $(, $argument: $type)*) -> *mut c_char, next; {
+            // SAFETY: the program's own arguments, or a path of ours.
+            let kernel = |_, path| unsafe { next(path $(, $argument)*) };
+            answer(libc::AT_FDCWD, path, true, kernel, |path, _| Ok(give_path(path, $out)))
         });
     )*};
 }

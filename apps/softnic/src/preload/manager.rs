@@ -86,5 +86,5 @@ pub fn write(number: u32, fd: c_int, address: u64, len: usize) -> isize {
             }
         }
     });
-    written.map_or_else(|errno| fail(errno) as isize, |len| len as isize)
+    written.map_or_else(fail, |len| len as isize)
 }

@@ -256,10 +256,13 @@ pub fn mmap(
         unsafe { syscall!(SYS_madvise, page, length, libc::MADV_DONTFORK) };
         Ok(page as *mut c_void)
     });
-    mapped.unwrap_or_else(|errno| {
-        fail(errno);
-        libc::MAP_FAILED
-    })
+    mapped.unwrap_or_else(unmapped)
+}
+
+/// Fails as `mmap` does.
+pub fn unmapped(errno: c_int) -> *mut c_void {
+    let () = fail(errno);
+    libc::MAP_FAILED
 }
 
 /// Whether the port of device `index` is down. A program that opened no device has no NIC, and its ports are up.

@@ -5,42 +5,30 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use soft_nic::sysfs::tree::{Lookup, Node};
 use soft_nic::sysfs::{CLASS_MARK, MANAGER_MARK, PCI_MARK};
 
+use super::raw::{Failure, fail};
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
 
-/// Where a path leads.
-pub enum Place {
-    /// Out of the tree: a path for the kernel.
-    Kernel(KernelPath),
-    /// Nowhere.
-    Error(c_int),
-    /// A node, with its own resolved path.
-    Node(String, &'static Node),
-}
-
-/// The program's own directory and path, or the real path that a link of the tree leads to.
-pub struct KernelPath {
-    pub directory: c_int,
-    own: *const c_char,
-    real: Option<CString>,
-}
-
-impl KernelPath {
-    pub fn as_ptr(&self) -> *const c_char {
-        self.real.as_ref().map_or(self.own, |real| real.as_ptr())
-    }
-}
-
-/// Finds where `path` leads from `directory`; `follow`: also when it ends in a link.
-pub fn locate(directory: c_int, path: *const c_char, follow: bool) -> Place {
+/// Answers a call about a path: `kernel` does, from a directory, what leads out of the tree, `ours` what is about a node, which it gets
+/// with its own resolved path. `follow`: also when the path ends in a link.
+pub fn answer<T: Failure>(
+    directory: c_int,
+    path: *const c_char,
+    follow: bool,
+    kernel: impl FnOnce(c_int, *const c_char) -> T,
+    ours: impl FnOnce(String, &'static Node) -> Result<T, c_int>,
+) -> T {
     let real = match look_up(directory, path, follow) {
-        Some(Lookup::Node { path, node }) => return Place::Node(path, node),
-        Some(Lookup::Missing(errno)) => return Place::Error(errno),
+        Some(Lookup::Node { path, node }) => return ours(path, node).unwrap_or_else(fail),
+        Some(Lookup::Missing(errno)) => return fail(errno),
         Some(Lookup::Outside(real)) => CString::new(real).ok(),
         Some(Lookup::Foreign) | None => None,
     };
-    let directory = if real.is_some() { libc::AT_FDCWD } else { directory };
-    Place::Kernel(KernelPath { directory, own: path, real })
+    // The program's own, or the real path that a link of the tree leads to.
+    match real {
+        Some(real) => kernel(libc::AT_FDCWD, real.as_ptr()),
+        None => kernel(directory, path),
+    }
 }
 
 /// Looks a path up in the tree; `None`: it begins elsewhere.

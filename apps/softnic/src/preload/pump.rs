@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::nic;
-use super::raw::{NextFunction, Uncancelled, fail_null, hooks};
+use super::raw::{NextFunction, Uncancelled, fail, hooks};
 use super::virtual_tree::virtual_tree;
 
 /// Offset of `ops.poll_cq` in `struct ibv_context` (`infiniband/verbs.h`, rdma-core 39 to 64): after the device pointer,
@@ -41,7 +41,7 @@ fn open_device() -> Option<OpenDevice> {
 }
 
 hooks!(ibv_open_device => (device: *mut c_void) -> *mut c_void {
-    let Some(next) = open_device() else { return fail_null(libc::ENOSYS) };
+    let Some(next) = open_device() else { return fail(libc::ENOSYS) };
     // SAFETY: the program's own argument.
     let context = unsafe { next(device) };
     if !context.is_null() && virtual_tree().config.pump {

@@ -4,13 +4,31 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Sets `errno` and returns the -1 that C functions fail with.
-pub fn fail(errno: c_int) -> c_int {
+/// What a C function gives when it fails.
+pub trait Failure {
+    const FAILED: Self;
+}
+
+macro_rules! failures {
+    ($($type:ty: $failed:expr),*) => { $(
+        impl Failure for $type {
+            const FAILED: $type = $failed;
+        }
+    )* };
+}
+failures! { (): (), c_int: -1, c_long: -1, isize: -1 }
+
+impl<T> Failure for *mut T {
+    const FAILED: *mut T = std::ptr::null_mut();
+}
+
+/// Sets `errno` and returns what C functions fail with.
+pub fn fail<T: Failure>(errno: c_int) -> T {
     // SAFETY: takes nothing, and always gives a place.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: the calling thread's own errno.
     unsafe { *place = errno };
-    -1
+    T::FAILED
 }
 
 /// The calling thread's `errno`.
@@ -30,7 +48,7 @@ impl KeepErrno {
 
 impl Drop for KeepErrno {
     fn drop(&mut self) {
-        fail(self.0);
+        fail(self.0)
     }
 }
 
@@ -120,12 +138,6 @@ pub fn pid() -> i32 {
     unsafe { syscall!(SYS_getpid) as i32 }
 }
 
-/// Sets `errno` and returns the null pointer that some functions fail with.
-pub fn fail_null<T>(errno: c_int) -> *mut T {
-    fail(errno);
-    std::ptr::null_mut()
-}
-
 /// Functions of which a library keeps an older one for old programs, and the version that programs are linked with today: before 2.36
 /// without a version glibc gives the older one behind RTLD_NEXT (its bug 14932).
 const VERSIONS: [(&CStr, &CStr); 2] = [(c"realpath", c"GLIBC_2.3"), (c"ibv_open_device", c"IBVERBS_1.1")];
@@ -166,36 +178,28 @@ impl NextFunction {
     }
 }
 
-/// Declares the type of a libc function behind this library's, and gives it, or fails the hook with `ENOSYS`.
-macro_rules! next_function {
-    ($name:ident, fn($($argument:ty),*) -> $result:ty, $failed:expr) => {{
-        static NEXT: $crate::preload::raw::NextFunction =
-            $crate::preload::raw::NextFunction::new(concat!(stringify!($name), "\0"));
-        let found = NEXT.get();
-        if found.is_null() {
-            $crate::preload::raw::fail(libc::ENOSYS);
-            return $failed;
-        }
-        // SAFETY: the C library's function of this name has this signature.
-        unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($argument),*) -> $result>(found) }
-    }};
-}
-pub(crate) use next_function;
-
-/// Exports one hook under each of the names that the C library has for it. `next or FAILED` names the C library's own function for the
-/// body; where there is none the hook returns `FAILED`.
+/// Exports one hook under each of the names that the C library has for it. `next` names the C library's own function for the body;
+/// where there is none the hook fails with `ENOSYS`.
 macro_rules! hooks {
     ($($name:ident),+ => $arguments:tt -> $result:ty $body:block) => {$(
         #[allow(non_snake_case)]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name $arguments -> $result $body
     )+};
-    ($($name:ident),+ => $arguments:tt -> $result:ty, $next:ident or $failed:expr; $body:block) => {
-        $($crate::preload::raw::hooks!(@next $name $arguments -> $result, $next or $failed; $body);)+
+    ($($name:ident),+ => $arguments:tt -> $result:ty, $next:ident; $body:block) => {
+        $($crate::preload::raw::hooks!(@next $name $arguments -> $result, $next; $body);)+
     };
-    (@next $name:ident ($($argument:ident: $type:ty),* $(,)?) -> $result:ty, $next:ident or $failed:expr; $body:block) => {
+    (@next $name:ident ($($argument:ident: $type:ty),* $(,)?) -> $result:ty, $next:ident; $body:block) => {
         $crate::preload::raw::hooks!($name => ($($argument: $type),*) -> $result {
-            let $next = $crate::preload::raw::next_function!($name, fn($($type),*) -> $result, $failed);
+            static NEXT: $crate::preload::raw::NextFunction =
+                $crate::preload::raw::NextFunction::new(concat!(stringify!($name), "\0"));
+            let found = NEXT.get();
+            if found.is_null() {
+                return $crate::preload::raw::fail(libc::ENOSYS);
+            }
+            type Next = unsafe extern "C" fn($($type),*) -> $result;
+            // SAFETY: the C library's function of this name has this signature.
+            let $next = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Next>(found) };
             $body
         });
     };
