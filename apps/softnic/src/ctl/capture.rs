@@ -9,7 +9,7 @@ use clap::Args;
 use soft_nic::control::{Blocks, call_for_packets};
 use soft_nic::link::capture::pcapng::BlockKind;
 
-use super::nics::{RunningNics, put};
+use super::nics::{Target, put};
 
 /// The process whose packets are captured, and the file they go to.
 #[derive(Debug, Args)]
@@ -33,9 +33,8 @@ struct Tally {
 }
 
 pub fn run(options: &Capture) -> Result<()> {
-    let (nics, target) = RunningNics::of_process(options.pid)?;
-    let mut blocks =
-        call_for_packets(nics.view(&target), &target.member, options.packets.unwrap_or_default())?;
+    let Target { view, member } = Target::of_process(options.pid)?;
+    let mut blocks = call_for_packets(&view, &member, options.packets.unwrap_or_default())?;
     // Only now: a capture that cannot be leaves no file.
     let to_stdout = options.file.as_os_str() == "-";
     let tally = if to_stdout {

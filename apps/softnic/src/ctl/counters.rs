@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use soft_nic::control::{CallError, Request, printable};
 
-use super::nics::{RunningNics, Target, program_of, show};
+use super::nics::{Target, program_of, show};
 
 /// The processes whose counters are shown, and how.
 #[derive(Debug, Args)]
@@ -47,18 +47,14 @@ pub fn run(options: &Show) -> Result<()> {
     let mut looked = false;
     let mut said_waiting = false;
     loop {
-        let (nics, targets) = match options.pid {
-            Some(pid) => match RunningNics::of_process(pid) {
-                Ok((nics, target)) => (nics, vec![target]),
+        let targets = match options.pid {
+            Some(pid) => match Target::of_process(pid) {
+                Ok(target) => vec![target],
                 // It was there before: the end of what was watched.
                 Err(_) if looked => return Ok(()),
                 Err(error) => return Err(error),
             },
-            None => {
-                let mut nics = RunningNics::find(options.fabric.as_deref())?;
-                let targets = std::mem::take(&mut nics.targets);
-                (nics, targets)
-            }
+            None => Target::all(options.fabric.as_deref())?,
         };
         if targets.is_empty() && options.watch.is_none() {
             bail!(
@@ -73,10 +69,9 @@ pub fn run(options: &Show) -> Result<()> {
         // A blank line tells this look from the one before.
         let mut separator = if looked && !options.json { "\n" } else { "" };
         for target in &targets {
-            match nics.ask::<Vec<(String, u64)>>(target, &Request::Counters) {
+            match target.ask::<Vec<(String, u64)>>(&Request::Counters) {
                 Ok(counters) => {
-                    let text = text(options, &nics, target, &counters);
-                    if !show(&format!("{separator}{text}"))? {
+                    if !show(&format!("{separator}{}", text(options, target, &counters)))? {
                         return Ok(());
                     }
                     (looked, separator) = (true, "");
@@ -98,8 +93,8 @@ fn has_ended(error: &anyhow::Error) -> bool {
 }
 
 /// One look at one NIC. For reading, what is 0 is left out.
-fn text(options: &Show, nics: &RunningNics, target: &Target, counters: &[(String, u64)]) -> String {
-    let (fabric, member) = (&nics.view(target).name, &target.member);
+fn text(options: &Show, Target { view, member }: &Target, counters: &[(String, u64)]) -> String {
+    let fabric = &view.name;
     let program = program_of(member.pid);
     if options.json {
         let values: Map<String, Value> =

@@ -8,7 +8,7 @@ use serde_json::json;
 use soft_nic::abi::reasons::Failure;
 use soft_nic::control::{Request, printable};
 
-use super::nics::{RunningNics, Target, program_of, show};
+use super::nics::{Target, program_of, show};
 
 /// The process whose failures are explained, and how.
 #[derive(Debug, Args)]
@@ -26,12 +26,12 @@ pub struct Explain {
 }
 
 pub fn run(options: &Explain) -> Result<()> {
-    let (nics, target) = RunningNics::of_process(options.pid)?;
+    let target = Target::of_process(options.pid)?;
     let (mut text, mut peers) = (String::new(), Peers::new());
-    for row in nics.ask::<Vec<Failure>>(&target, &Request::Explain)? {
+    for row in target.ask::<Vec<Failure>>(&Request::Explain)? {
         let told = row.peer.map(|peer| {
             let slot = mlx5_device::slot_of(peer);
-            let known = peers.entry(slot).or_insert_with(|| ask_peer(&nics, &target, slot));
+            let known = peers.entry(slot).or_insert_with(|| ask_peer(&target, slot));
             peers_reason(known, &row, peer)
         });
         text += &if options.json { as_json(&row, told) } else { in_words(&row, told) };
@@ -45,11 +45,10 @@ pub fn run(options: &Explain) -> Result<()> {
 /// What the process at this slot has to say, asked once; the error is a sentence.
 type Peers = BTreeMap<u8, Result<(u32, Vec<Failure>), String>>;
 
-fn ask_peer(nics: &RunningNics, target: &Target, slot: u8) -> Result<(u32, Vec<Failure>), String> {
-    let mut all = nics.targets.iter().chain([target]);
-    let found = all.find(|other| other.view == target.view && other.member.slot == slot);
+fn ask_peer(target: &Target, slot: u8) -> Result<(u32, Vec<Failure>), String> {
+    let found = Target::of_fabric(&target.view).into_iter().find(|other| other.member.slot == slot);
     let other = found.ok_or_else(|| format!("the process in slot {slot} has ended"))?;
-    let rows = nics.ask(other, &Request::Explain).map_err(|error| format!("{error:#}"))?;
+    let rows = other.ask(&Request::Explain).map_err(|error| format!("{error:#}"))?;
     Ok((other.member.pid, rows))
 }
 

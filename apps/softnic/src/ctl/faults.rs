@@ -8,7 +8,7 @@ use mlx5_device::faults::{Injection, InjectionKind, Settings};
 use soft_nic::config::MAX_DEVICES;
 use soft_nic::control::Request;
 
-use super::nics::RunningNics;
+use super::nics::Target;
 
 /// A port goes down or up.
 #[derive(Debug, Args)]
@@ -162,8 +162,7 @@ pub fn inject(inject: &Inject) -> Result<()> {
 /// Asks for something that has no answer but «done».
 fn ask(pid: u32, request: &Request) -> Result<()> {
     request.check().map_err(anyhow::Error::msg)?;
-    let (nics, target) = RunningNics::of_process(pid)?;
-    nics.ask(&target, request)
+    Target::of_process(pid)?.ask(request)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use soft_nic::control::{PortStatus, Request, printable};
 
-use super::nics::{RunningNics, program_of, show};
+use super::nics::{Target, program_of, show};
 
 /// Which, and how it is shown.
 #[derive(Debug, Args)]
@@ -23,7 +23,6 @@ pub struct List {
 }
 
 pub fn run(list: &List) -> Result<()> {
-    let nics = RunningNics::find(list.fabric.as_deref())?;
     let mut text = if list.json {
         String::new()
     } else {
@@ -32,9 +31,9 @@ pub fn run(list: &List) -> Result<()> {
             "FABRIC", "SLOT", "PID", "PROGRAM"
         )
     };
-    for target in &nics.targets {
-        let (fabric, member) = (&nics.view(target).name, &target.member);
-        let devices = nics.ask::<Vec<PortStatus>>(target, &Request::Status);
+    for target in Target::all(list.fabric.as_deref())? {
+        let (fabric, member) = (&target.view.name, &target.member);
+        let devices = target.ask::<Vec<PortStatus>>(&Request::Status);
         let program = program_of(member.pid);
         if list.json {
             let mut line =

@@ -1,51 +1,38 @@
 //! The NICs that run, which of them is meant, and where answers are shown.
 
 use std::io::Write;
+use std::rc::Rc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 use soft_nic::control::{self, Request};
 use soft_nic::link::{self, FabricMember, FabricView};
 
 /// A process that has a NIC, and the fabric where it has it.
 pub struct Target {
-    pub view: usize,
+    pub view: Rc<FabricView>,
     pub member: FabricMember,
 }
 
-/// The processes that have a NIC, on the fabric of this name or on all fabrics.
-pub struct RunningNics {
-    views: Vec<FabricView>,
-    pub targets: Vec<Target>,
-}
-
-impl RunningNics {
-    pub fn find(fabric: Option<&str>) -> Result<RunningNics> {
+impl Target {
+    /// The processes that have a NIC, on the fabric of this name or on all fabrics.
+    pub fn all(fabric: Option<&str>) -> Result<Vec<Target>> {
         let mut views = FabricView::all().context("looking for fabrics in /proc")?;
         views.retain(|view| fabric.is_none_or(|name| view.name == name));
-        let members =
-            |view: usize| views[view].members().into_iter().map(move |member| Target { view, member });
-        let targets = (0..views.len()).flat_map(members).collect();
-        Ok(RunningNics { views, targets })
+        Ok(views.into_iter().flat_map(|view| Target::of_fabric(&Rc::new(view))).collect())
     }
 
-    pub fn view(&self, target: &Target) -> &FabricView {
-        &self.views[target.view]
+    pub fn of_fabric(view: &Rc<FabricView>) -> Vec<Target> {
+        view.members().into_iter().map(|member| Target { view: view.clone(), member }).collect()
     }
 
-    pub fn of_process(pid: u32) -> Result<(RunningNics, Target)> {
-        let mut nics = Self::find(None)?;
-        match nics.targets.iter().position(|target| target.member.pid == pid) {
-            Some(at) => {
-                let target = nics.targets.swap_remove(at);
-                Ok((nics, target))
-            }
-            None => bail!("{}", why_not(pid)),
-        }
+    pub fn of_process(pid: u32) -> Result<Target> {
+        let named = Self::all(None)?.into_iter().find(|target| target.member.pid == pid);
+        named.with_context(|| why_not(pid))
     }
 
-    pub fn ask<T: DeserializeOwned>(&self, target: &Target, request: &Request) -> Result<T> {
-        Ok(control::call(self.view(target), &target.member, request)?)
+    pub fn ask<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
+        Ok(control::call(&self.view, &self.member, request)?)
     }
 }
 
