@@ -13,15 +13,16 @@ use std::sync::LazyLock;
 use anyhow::{Context, Result, bail};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use soft_nic::config::{
-    CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, Key, LinkLayer, LinkPath, STATS_VARIABLE,
-};
+use soft_nic::config::{CONFIG_VARIABLE, Config, KEYS, Key, LinkLayer, LinkPath};
 use soft_nic::os::{Interface, interfaces};
 
 use crate::{ctl, program, replay};
 
 /// File name of the interposing library.
 const LIBRARY: &str = "libsoftnic_preload.so";
+
+/// By it programs know that their NIC is emulated.
+const FABRIC_VARIABLE: &str = "SOFTNIC_FABRIC";
 
 /// Names a configuration file where no `--config` does: for images of containers.
 const FILE_VARIABLE: &str = "SOFTNIC_NIC_TOML";
@@ -199,10 +200,6 @@ fn start(run: &Run, given: &ArgMatches) -> Result<()> {
     command.arg0(name).args(arguments);
     command.env("LD_PRELOAD", preload(&library, first, std::env::var_os("LD_PRELOAD"))?);
     command.env(CONFIG_VARIABLE, config.to_toml()).env(FABRIC_VARIABLE, &config.fabric);
-    match &config.stats {
-        Some(file) => command.env(STATS_VARIABLE, file),
-        None => command.env_remove(STATS_VARIABLE),
-    };
     let error = command.exec();
     Err(error)
         .with_context(|| format!("{}: cannot be started; give a program that runs by itself", path.display()))

@@ -14,10 +14,6 @@ pub use mlx5_device::config::{DoorbellOrder, LinkLayer, LinkPath, MAX_DEVICES, M
 
 /// Environment variable that carries the normalised text to the interposer.
 pub const CONFIG_VARIABLE: &str = "SOFTNIC_CONFIG";
-/// Environment variable naming the file that gets one JSON line of counters per process.
-pub const STATS_VARIABLE: &str = "SOFTNIC_STATS";
-/// Environment variable naming the fabric: processes of one user see each other only within one fabric.
-pub const FABRIC_VARIABLE: &str = "SOFTNIC_FABRIC";
 
 /// Most helper threads of a process.
 pub const MAX_COPY_THREADS: u8 = 4;
@@ -263,19 +259,11 @@ impl Config {
     }
 
     /// What the launcher left in the environment; defaults where it left nothing.
-    ///
-    /// [`STATS_VARIABLE`] and [`FABRIC_VARIABLE`] go before the text, so that a test can change one of them alone.
     pub fn from_environment() -> Result<Self, ConfigError> {
-        let mut config = match std::env::var(CONFIG_VARIABLE) {
-            Ok(text) => Self::parse(&text, CONFIG_VARIABLE)?,
-            Err(_) => Self::default(),
-        };
-        for (variable, key) in [(STATS_VARIABLE, "stats"), (FABRIC_VARIABLE, "fabric")] {
-            if let Ok(value) = std::env::var(variable) {
-                config.set(key, &toml::Value::from(value), variable)?;
-            }
+        match std::env::var(CONFIG_VARIABLE) {
+            Ok(text) => Self::parse(&text, CONFIG_VARIABLE),
+            Err(_) => Ok(Self::default()),
         }
-        Ok(config)
     }
 }
 
