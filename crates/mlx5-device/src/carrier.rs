@@ -9,6 +9,7 @@ use core::net::IpAddr;
 
 use mlx5_layout::CqeSyndrome;
 use roce::{Fragment, Now, Packet};
+use serde::{Deserialize, Serialize};
 
 use crate::memory::{Fault, Memory, Order, Segment, Segments, total};
 
@@ -276,7 +277,7 @@ pub struct Sent {
 }
 
 /// Why a message or a packet was not sent. Nothing was sent then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Unsent {
     #[error("there is no room now")]
     Full,
@@ -288,7 +289,22 @@ pub enum Unsent {
     Unreachable,
     /// The send is to end with this syndrome: a fault on demand.
     #[error("{0:?}, on demand")]
-    Failed(CqeSyndrome),
+    Failed(#[serde(with = "syndrome")] CqeSyndrome),
+}
+
+/// A syndrome for serde: its number.
+pub(crate) mod syndrome {
+    use mlx5_layout::CqeSyndrome;
+    use serde::Deserialize;
+
+    pub fn serialize<S: serde::Serializer>(syndrome: &CqeSyndrome, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u8(syndrome.to_u8())
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(from: D) -> Result<CqeSyndrome, D::Error> {
+        let number = u8::deserialize(from)?;
+        CqeSyndrome::from_u8(number).ok_or_else(|| serde::de::Error::custom("no syndrome"))
+    }
 }
 
 /// The invariant CRC that a packet leaves with.

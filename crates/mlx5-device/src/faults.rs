@@ -53,25 +53,11 @@ pub enum InjectionKind {
     /// Loses one request: the one that has this PSN, 24 bits, among its own, or the next.
     Drop(Option<u32>),
     /// Ends the next send with this syndrome in its CQE, and the queue with it.
-    ErrorCqe(#[serde(with = "syndrome")] CqeSyndrome),
+    ErrorCqe(#[serde(with = "crate::carrier::syndrome")] CqeSyndrome),
     /// Sends the next packet of a connected QP on the wire with a wrong ICRC.
     CorruptCrc,
     /// Answers the next READ that arrives so many µs later; other queues' traffic goes on.
     DelayRead(u32),
-}
-
-/// A syndrome for serde: its number.
-mod syndrome {
-    use super::{CqeSyndrome, Deserialize};
-
-    pub fn serialize<S: serde::Serializer>(syndrome: &CqeSyndrome, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u8(syndrome.to_u8())
-    }
-
-    pub fn deserialize<'de, D: serde::Deserializer<'de>>(from: D) -> Result<CqeSyndrome, D::Error> {
-        let number = u8::deserialize(from)?;
-        CqeSyndrome::from_u8(number).ok_or_else(|| serde::de::Error::custom("no syndrome"))
-    }
 }
 
 impl fmt::Display for Injection {

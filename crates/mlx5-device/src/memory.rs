@@ -3,7 +3,7 @@
 //! The device holds no memory of a program. What implements [`Memory`] and [`Registers`] reaches it, and says which addresses fail.
 
 /// An address that could not be accessed: unmapped, or mapped without the right needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
 #[error("address {addr:#x} of the application cannot be accessed")]
 pub struct Fault {
     /// First address that failed, or the start of the access when the exact one is unknown.

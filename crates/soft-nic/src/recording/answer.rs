@@ -1,33 +1,39 @@
-//! Answers as the values of an entry.
+//! Answers to the device: how a recording has each, and how a replay gives it again.
 
-use mlx5_device::carrier::{Position, Sent, Unsent};
-use mlx5_device::memory::Fault;
-use mlx5_layout::CqeSyndrome;
+use std::sync::Mutex;
 
-/// What the values of an answer are; a failure is an entry of its own.
-pub trait Answer<const N: usize>: Sized {
-    fn values(&self) -> Result<[u64; N], Unsent>;
+use mlx5_device::carrier::{Position, Sent};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-    /// `None`: no device gets such an answer.
-    fn of(values: [u64; N]) -> Option<Self>;
+use super::entry::{Place, Question, Tag};
+use super::events::Event;
+use super::recorder::Recorder;
+use super::replayer::Replay;
+use crate::os::locked;
 
-    fn failed(_failure: Unsent) -> Option<Self> {
-        None
-    }
+pub trait Answer: Sized {
+    fn record(&self, recorder: &Recorder, tag: Tag, place: Place);
+
+    fn replay(replay: &mut Replay, tag: Tag, place: Place) -> Self;
 }
 
-/// Answers that cannot fail.
+/// Answers that are numbers: as these, and of these, if any device gets such an answer.
 macro_rules! plain {
     ($($type:ty, $count:literal: $answer:pat => $values:expr, $taken:pat => $of:expr;)*) => { $(
-        impl Answer<$count> for $type {
-            #[inline]
-            fn values(&self) -> Result<[u64; $count], Unsent> {
+        impl Answer for $type {
+            #[inline(always)]
+            fn record(&self, recorder: &Recorder, tag: Tag, place: Place) {
                 let $answer = *self;
-                Ok($values)
+                let mut values: [u64; $count] = $values;
+                recorder.values(tag, place, &mut values);
             }
 
-            fn of($taken: [u64; $count]) -> Option<Self> {
-                $of
+            fn replay(replay: &mut Replay, tag: Tag, place: Place) -> Self {
+                let mut values = [0; $count];
+                replay.values(tag, place, &mut values);
+                let of = |$taken: [u64; $count]| $of;
+                of(values).unwrap_or_else(|| replay.unreadable(tag))
             }
         }
     )* };
@@ -46,51 +52,51 @@ plain! {
         };
 }
 
-impl<const N: usize, A: Answer<N>> Answer<N> for Result<A, Fault> {
-    #[inline]
-    fn values(&self) -> Result<[u64; N], Unsent> {
-        self.as_ref().map_err(|fault| Unsent::Fault(*fault))?.values()
+/// A failure is an entry of its own.
+impl<A: Answer, E: Serialize + DeserializeOwned> Answer for Result<A, E> {
+    #[inline(always)]
+    fn record(&self, recorder: &Recorder, tag: Tag, place: Place) {
+        match self {
+            Ok(answer) => answer.record(recorder, tag, place),
+            Err(failure) => recorder.failed(failure),
+        }
     }
 
-    fn of(values: [u64; N]) -> Option<Self> {
-        A::of(values).map(Ok)
-    }
-
-    fn failed(failure: Unsent) -> Option<Self> {
-        if let Unsent::Fault(fault) = failure { Some(Err(fault)) } else { None }
-    }
-}
-
-impl<const N: usize, A: Answer<N>> Answer<N> for Result<A, Unsent> {
-    #[inline]
-    fn values(&self) -> Result<[u64; N], Unsent> {
-        self.as_ref().map_err(|unsent| *unsent)?.values()
-    }
-
-    fn of(values: [u64; N]) -> Option<Self> {
-        A::of(values).map(Ok)
-    }
-
-    fn failed(failure: Unsent) -> Option<Self> {
-        Some(Err(failure))
+    fn replay(replay: &mut Replay, tag: Tag, place: Place) -> Self {
+        match replay.failure() {
+            Some(failure) => Err(failure),
+            None => Ok(A::replay(replay, tag, place)),
+        }
     }
 }
 
-pub fn of_failure(unsent: Unsent) -> [u64; 2] {
-    match unsent {
-        Unsent::Full => [0, 0],
-        Unsent::Unreachable => [1, 0],
-        Unsent::Fault(Fault { addr }) => [2, addr],
-        Unsent::Failed(syndrome) => [3, u64::from(syndrome.to_u8())],
+/// What is seldom there: nothing is as guessed.
+impl<const N: usize> Answer for Option<[u64; N]> {
+    #[inline(always)]
+    fn record(&self, recorder: &Recorder, tag: Tag, _: Place) {
+        match *self {
+            None => recorder.guessed(),
+            Some(values) => recorder.entry(tag, values),
+        }
+    }
+
+    fn replay(replay: &mut Replay, tag: Tag, place: Place) -> Self {
+        if replay.takes_guessed() { None } else { Some(replay.entry(tag, place)) }
     }
 }
 
-pub fn failure_of(values: &[u64]) -> Option<Unsent> {
-    Some(match *values {
-        [0, _] => Unsent::Full,
-        [1, _] => Unsent::Unreachable,
-        [2, addr] => Unsent::Fault(Fault { addr }),
-        [3, syndrome] => Unsent::Failed(CqeSyndrome::from_u8(u8::try_from(syndrome).ok()?)?),
-        _ => return None,
-    })
+/// The answer that a recording has. `event` says what it means for a queue pair.
+#[cold]
+pub fn replayed<A: Answer>(
+    replay: &Mutex<Replay>,
+    tag: Tag,
+    place: Place,
+    asked: &impl Question,
+    event: impl FnOnce(&A) -> Option<(u32, Event)>,
+) -> A {
+    let mut replay = locked(replay);
+    replay.note(tag, asked);
+    let answer = A::replay(&mut replay, tag, place);
+    replay.happened(event(&answer));
+    answer
 }

@@ -9,8 +9,9 @@ use mlx5_device::carrier::{
 use mlx5_device::memory::{Fault, Order, Segment};
 use roce::{Fragment, Now, Packet, ServiceType};
 
+use super::answer::{self, Answer};
 use super::entry::{Place, Tag};
-use super::events::{Event, Objects};
+use super::events::Event;
 use super::message::Facts;
 use super::recorder::Recorder;
 use super::replayer::Replay;
@@ -19,55 +20,43 @@ use crate::link::Link;
 use crate::link::record::REQUEST_WORDS;
 use crate::os::locked;
 
-pub enum Arrived<'a> {
-    Recorded(&'a mut dyn Inbound, &'a Recorder),
-    /// With the bytes of its payload.
-    Replayed(Facts, u32, &'a Mutex<Replay>),
-}
-
-/// What is known of a message beside its bytes, and what says it in a replay.
-macro_rules! known {
-    ($($name:ident() -> $answer:ty, $facts:pat, $bytes:pat => $replayed:expr;)*) => { $(
-        fn $name(&self) -> $answer {
-            match self {
-                Arrived::Recorded(inbound, _) => inbound.$name(),
-                Arrived::Replayed($facts, $bytes, _) => $replayed,
-            }
-        }
-    )* };
+/// A message, with what is known of it beside its bytes.
+pub struct Arrived<'a> {
+    facts: Facts,
+    payload_len: u32,
+    payload: Source<&'a mut dyn Inbound, &'a Recorder, &'a Mutex<Replay>>,
 }
 
 impl Inbound for Arrived<'_> {
-    known! {
-        path() -> Option<PathAddress>, facts, _ => facts.path;
-        to_port() -> Option<u8>, facts, _ => facts.to_port;
-        addresses() -> Option<(IpAddr, IpAddr)>, facts, _ => facts.addresses;
-        payload_len() -> u32, _, bytes => *bytes;
+    fn path(&self) -> Option<PathAddress> {
+        self.facts.path
+    }
+
+    fn to_port(&self) -> Option<u8> {
+        self.facts.to_port
+    }
+
+    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        self.facts.addresses
+    }
+
+    fn payload_len(&self) -> u32 {
+        self.payload_len
     }
 
     fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {
-        match self {
-            Arrived::Recorded(inbound, recorder) => {
-                let copied = inbound.copy_into(to, order);
-                recorder.note(Tag::CopyInto, &(to, order));
-                recorder.answer(Tag::CopyInto, Place::of(Tag::CopyInto), &copied);
-                copied
-            }
-            Arrived::Replayed(.., replay) => {
-                locked(replay).ask(Tag::CopyInto, Place::of(Tag::CopyInto), &(to, order), |_, _| None)
-            }
-        }
+        ask!(&mut self.payload, Tag::CopyInto, (to, order), inbound => inbound.copy_into(to, order))
     }
 
     fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), Fault> {
-        match self {
-            Arrived::Recorded(inbound, recorder) => {
+        match &mut self.payload {
+            Source::Recorded(inbound, recorder) => {
                 let copied = inbound.copy_to_buffer(out);
                 recorder.note(Tag::CopyToBuffer, &out.len());
                 recorder.copy(Tag::CopyToBuffer, out, copied);
                 copied
             }
-            Arrived::Replayed(.., replay) => locked(replay).copy(Tag::CopyToBuffer, &out.len(), out),
+            Source::Replayed(replay) => locked(replay).copy(Tag::CopyToBuffer, &out.len(), out),
         }
     }
 }
@@ -82,13 +71,17 @@ pub(super) fn recorded(
     let mut messages = 0;
     let done = poll(&mut |packet, words, inbound| {
         messages += 1;
-        recorder.packet(packet, words, inbound);
-        let disposition = handler(packet, &mut Arrived::Recorded(inbound, recorder));
+        let facts =
+            Facts { path: inbound.path(), to_port: inbound.to_port(), addresses: inbound.addresses() };
+        recorder.packet(packet, words, &facts);
+        let payload_len = inbound.payload_len();
+        let mut arrived = Arrived { facts, payload_len, payload: Source::Recorded(inbound, recorder) };
+        let disposition = handler(packet, &mut arrived);
         recorder.note(Tag::Disposition, &disposition);
         disposition
     });
     recorder.note(tag, &());
-    recorder.answer(tag, Place::of(tag), &done.wrapping_sub(messages));
+    done.wrapping_sub(messages).record(recorder, tag, Place::of(tag));
     done
 }
 
@@ -101,26 +94,11 @@ pub(super) fn replayed(
     let mut messages = 0_usize;
     while let Some((packet, facts)) = { locked(replay).next_packet() } {
         messages += 1;
-        let bytes = packet.payload.length;
-        let disposition = handler(&packet, &mut Arrived::Replayed(facts, bytes, replay));
+        let (payload_len, payload) = (packet.payload.length, Source::Replayed(replay));
+        let disposition = handler(&packet, &mut Arrived { facts, payload_len, payload });
         locked(replay).note(Tag::Disposition, &disposition);
     }
-    messages.wrapping_add(locked(replay).ask(tag, Place::of(tag), &(), |_, _| None))
-}
-
-/// Methods that have the link do something that has no answer.
-macro_rules! done {
-    ($self:ident: $(fn $name:ident(&mut $(; $arg:ident: $type:ty)*) = $tag:ident;)*) => { $(
-        fn $name(&mut $self $(, $arg: $type)*) {
-            match $self {
-                Source::Recorded(link, recorder) => {
-                    link.$name($($arg),*);
-                    recorder.note(Tag::$tag, &($($arg),*));
-                }
-                Source::Replayed(replay) => locked(replay).note(Tag::$tag, &($($arg),*)),
-            }
-        }
-    )* };
+    messages.wrapping_add(answer::replayed(replay, tag, Place::of(tag), &(), |_| None))
 }
 
 impl Carrier for Source<Link> {
@@ -134,11 +112,8 @@ impl Carrier for Source<Link> {
         fn consumed(&mut; slot: u8; position: Position) -> bool = Consumed;
         fn has_wire_room(&mut; from: IpAddr) -> bool = WireRoom;
         fn has_packets_waiting(&) -> bool = PacketsWait;
-    }
-
-    done! { self:
-        fn set_delay(&mut; delay_ns: u64) = Delay;
-        fn ring_bells(&mut) = Bells;
+        fn set_delay(&mut; delay_ns: u64) -> () = Delay;
+        fn ring_bells(&mut) -> () = Bells;
     }
 
     unrecorded! { self:
@@ -185,7 +160,7 @@ impl Carrier for Source<Link> {
         // Of connected services the path is the port alone.
         let datagram = (packet.service == ServiceType::Ud).then_some(path);
         let asked = (packet, mtu, path.to_port, datagram, payload);
-        let event = |_: &Objects, sent: &Result<Sent, Unsent>| Event::of_record(packet, sent);
+        let event = |sent: &Result<Sent, Unsent>| Event::of_record(packet, sent);
         ask!(self, Tag::SendRecord, asked, link => link.send_record(packet, mtu, path, payload), event)
     }
 
@@ -200,7 +175,7 @@ impl Carrier for Source<Link> {
         // An overtaken packet's bytes are zeros in a replay; their length is the packet's.
         let known = if let Payload::Inline(_) = payload { Payload::Nothing } else { payload };
         let asked = (packet, from, to, icrc, known);
-        let event = |_: &Objects, sent: &Result<usize, Unsent>| Event::of_packet(packet, sent);
+        let event = |sent: &Result<usize, Unsent>| Event::of_packet(packet, sent);
         ask!(self, Tag::SendPacket, asked, link => link.send_packet(from, to, packet, icrc, payload), event)
     }
 
@@ -217,7 +192,7 @@ impl Carrier for Source<Link> {
         let asked = (packet, from, to, Icrc::Right, Payload::Nothing);
         // It has no way to its peer.
         let lost = Err::<usize, _>(Unsent::Unreachable);
-        let event = |_: &Objects, sent: &Result<usize, Unsent>| Event::of_packet(packet, sent);
+        let event = |sent: &Result<usize, Unsent>| Event::of_packet(packet, sent);
         let _ = ask!(self, Tag::SendPacket, asked, _link => lost, event);
     }
 }

@@ -97,19 +97,19 @@ tags! {
     PacketsWait = 30, Values, "the question whether packets wait";
     Slot = 32, Values, "the slot";
     HasWire = 33, Values, "the question for a wire";
+    Bells = 44, Values, "the bells";
+    Delay = 45, Values, "a delay";
     Completion = 34, Values, "a completion event";
     Asynchronous = 35, Values, "an asynchronous event";
     Withdraw = 36, Values, "a withdrawal of events";
     Threads = 37, Bytes, "the times of threads";
-    Failed = 38, Values, "a failure";
+    Failed = 38, Bytes, "a failure";
     Clock = 39, Values, "a time";
     Guessed = 40, Values, "answers as guessed";
     Arguments = 41, Bytes, "the arguments of a command";
     End = 42, Values, "the end";
     // What the device does without an answer: in the digest alone.
     Disposition = 43, Values, "the end of a message";
-    Bells = 44, Values, "the bells";
-    Delay = 45, Values, "a delay";
     Command = 48, Time, "a command";
     Round = 49, Time, "a round";
     LastRound = 50, Time, "a last round";

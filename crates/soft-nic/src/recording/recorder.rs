@@ -12,15 +12,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use mlx5_device::carrier::Inbound;
 use mlx5_device::memory::Fault;
 use roce::{Now, Packet};
 use serde::Serialize;
 
-use super::answer::{Answer, of_failure};
 use super::entry::{Digest, History, MOST_BYTES, MOST_VALUES, Place, Question, Tag, WQE_WORDS};
 use super::format::{self, BLOCK_WORDS};
-use super::message;
+use super::message::{self, Facts};
 use crate::link::record::REQUEST_WORDS;
 use crate::os::{locked, log, system};
 
@@ -156,23 +154,19 @@ impl Recorder {
         self.digest.store(digest.0, Relaxed);
     }
 
-    /// The answer to it: an entry, unless it is as guessed.
+    /// The values of the answer to it: an entry, unless they are as guessed.
     #[inline(always)]
-    pub fn answer<const N: usize>(&self, tag: Tag, place: Place, answer: &impl Answer<N>) {
-        const { assert!(N <= MOST_VALUES) };
-        match answer.values() {
-            Ok(mut values) => self.values(tag, place, &mut values),
-            Err(unsent) => self.put(Tag::Failed, &of_failure(unsent)),
-        }
-    }
-
-    #[inline(always)]
-    fn values(&self, tag: Tag, place: Place, values: &mut [u64]) {
+    pub fn values(&self, tag: Tag, place: Place, values: &mut [u64]) {
         if self.history.is_as_guessed(place, values) {
             self.guessed();
         } else {
             self.put(tag, values);
         }
+    }
+
+    /// There is no answer, and why.
+    pub fn failed(&self, failure: &impl Serialize) {
+        self.bytes(Tag::Failed, &encoded(failure));
     }
 
     /// What comes seldom or unasked: an entry in any case.
@@ -281,13 +275,13 @@ impl Recorder {
     }
 
     /// A packet that arrived, before the device has it; of one of shared memory the header of its record.
-    pub fn packet(&self, packet: &Packet, words: &[u64; REQUEST_WORDS], inbound: &dyn Inbound) {
-        match (inbound.addresses(), inbound.path()) {
+    pub fn packet(&self, packet: &Packet, words: &[u64; REQUEST_WORDS], facts: &Facts) {
+        match (facts.addresses, &facts.path) {
             (Some((from, at)), _) => self.entry(Tag::Packet, message::of_packet(packet, from, at)),
             (None, None) => {
                 self.entry(Tag::Record, message::of_record(words, packet.content.is_request()));
             }
-            (None, Some(path)) => self.entry(Tag::Datagram, message::of_datagram(words, &path)),
+            (None, Some(path)) => self.entry(Tag::Datagram, message::of_datagram(words, path)),
         }
     }
 
@@ -308,7 +302,7 @@ impl Recorder {
     pub fn copy(&self, tag: Tag, bytes: &[u8], copied: Result<(), Fault>) {
         match copied {
             Ok(()) => self.bytes(tag, bytes),
-            Err(_) => self.answer(tag, Place::of(tag), &copied),
+            Err(fault) => self.failed(&fault),
         }
     }
 

@@ -3,12 +3,11 @@
 use std::fmt;
 use std::panic::resume_unwind;
 
-use mlx5_device::carrier::Unsent;
 use mlx5_device::memory::Fault;
 use mlx5_device::threads::ThreadTime;
 use roce::{Now, Packet};
+use serde::de::DeserializeOwned;
 
-use super::answer::{Answer, failure_of};
 use super::entry::{Digest, History, Place, Question, Tag};
 use super::events::{Event, Objects, Observer, Transfer};
 use super::format::{Body, Entry, Reader, RecordingError};
@@ -117,7 +116,7 @@ impl Replay {
         self.refuse(self.reader.damaged(what))
     }
 
-    fn unreadable(&self, tag: Tag) -> ! {
+    pub fn unreadable(&self, tag: Tag) -> ! {
         self.damaged(format!("{} cannot be read", tag.name()))
     }
 
@@ -173,18 +172,60 @@ impl Replay {
         entry.body
     }
 
-    fn values(&mut self, tag: Tag, place: Place) -> Vec<u64> {
+    /// Whether the next answer is as guessed, which is taken then.
+    pub fn takes_guessed(&mut self) -> bool {
+        let is_guessed = self.peek().is_none();
+        self.guessed += u32::from(is_guessed);
+        is_guessed
+    }
+
+    /// What follows must be an entry of this kind.
+    fn expect(&mut self, tag: Tag) {
+        let next = self.peek();
+        if next != Some(tag) {
+            self.unexpected(next, tag);
+        }
+    }
+
+    /// The values of the next entry, as many as there may be.
+    fn any_values(&mut self, tag: Tag, place: Place) -> Vec<u64> {
+        self.expect(tag);
         let Body::Values(mut values) = self.consume() else { self.unreadable(tag) };
         self.history.apply(place, &mut values);
         values
     }
 
-    fn failure(&mut self) -> Unsent {
-        let Body::Values(values) = self.consume() else { self.unreadable(Tag::Failed) };
-        failure_of(&values).unwrap_or_else(|| self.unreadable(Tag::Failed))
+    /// The values of the next entry.
+    pub fn entry<const N: usize>(&mut self, tag: Tag, place: Place) -> [u64; N] {
+        self.any_values(tag, place).try_into().unwrap_or_else(|_| self.unreadable(tag))
+    }
+
+    /// The values of an answer.
+    pub fn values(&mut self, tag: Tag, place: Place, values: &mut [u64]) {
+        if self.takes_guessed() {
+            values.fill(0);
+            return self.history.apply(place, values);
+        }
+        let recorded = self.any_values(tag, place);
+        if recorded.len() != values.len() {
+            self.unreadable(tag);
+        }
+        values.copy_from_slice(&recorded);
+    }
+
+    /// Why there is no answer, if there is none.
+    pub fn failure<E: DeserializeOwned>(&mut self) -> Option<E> {
+        (self.peek() == Some(Tag::Failed)).then(|| self.value(Tag::Failed))
+    }
+
+    /// The next entry, which is of bytes: what was encoded.
+    fn value<T: DeserializeOwned>(&mut self, tag: Tag) -> T {
+        let bytes = self.take_bytes(tag);
+        postcard::from_bytes(&bytes).unwrap_or_else(|_| self.unreadable(tag))
     }
 
     fn take_bytes(&mut self, tag: Tag) -> Vec<u8> {
+        self.expect(tag);
         let Body::Bytes(bytes) = self.consume() else { self.unreadable(tag) };
         bytes
     }
@@ -193,32 +234,6 @@ impl Replay {
     fn unexpected(&self, next: Option<Tag>, tag: Tag) -> ! {
         let expected = next.map_or("a question with an answer as guessed", Tag::name);
         self.differs(expected.to_owned(), self.came(tag))
-    }
-
-    /// The values of an answer, or the failure that it was.
-    fn answer_values(&mut self, tag: Tag, place: Place, values: &mut [u64]) -> Result<(), Unsent> {
-        match self.peek() {
-            None => {
-                self.guessed += 1;
-                values.fill(0);
-                self.history.apply(place, values);
-            }
-            Some(Tag::Failed) => return Err(self.failure()),
-            Some(next) if next == tag => {
-                let recorded = self.values(tag, place);
-                if recorded.len() != values.len() {
-                    self.unreadable(tag);
-                }
-                values.copy_from_slice(&recorded);
-            }
-            next => self.unexpected(next, tag),
-        }
-        Ok(())
-    }
-
-    fn fault(&mut self, tag: Tag, failure: Unsent) -> Fault {
-        let Unsent::Fault(fault) = failure else { self.unreadable(tag) };
-        fault
     }
 
     /// Compares what the device did with what was recorded: so many digits of the digest.
@@ -243,9 +258,7 @@ impl Replay {
         if next != Some(Tag::Clock) {
             return next;
         }
-        let values = self.values(Tag::Clock, Place::of(Tag::Clock));
-        let [now] = values[..] else { self.unreadable(Tag::Clock) };
-        self.now = now;
+        [self.now] = self.entry(Tag::Clock, Place::of(Tag::Clock));
         self.peek()
     }
 
@@ -262,8 +275,7 @@ impl Replay {
                 Step::Command(self.take_bytes(Tag::Arguments))
             }
             Tag::End => {
-                let values = self.values(tag, Place::of(tag));
-                let [digest] = values[..] else { self.unreadable(tag) };
+                let [digest] = self.entry(tag, Place::of(tag));
                 self.compare(digest, self.digest.0, 16);
                 match self.reader.is_at_end() {
                     Ok(true) => return Step::End,
@@ -280,7 +292,7 @@ impl Replay {
         step
     }
 
-    fn happened(&mut self, event: Option<(u32, Event)>) {
+    pub fn happened(&mut self, event: Option<(u32, Event)>) {
         match event {
             Some((_, Event::Sent(Transfer { lost: false, .. }))) => self.replayed.packets += 1,
             Some((_, Event::Completion { .. })) => self.replayed.completions += 1,
@@ -291,69 +303,19 @@ impl Replay {
         }
     }
 
-    /// The answer to a question. `event` says what it means for a queue pair.
-    #[cold]
-    pub fn ask<const N: usize, A: Answer<N>>(
-        &mut self,
-        tag: Tag,
-        place: Place,
-        asked: &impl Question,
-        event: impl FnOnce(&Objects, &A) -> Option<(u32, Event)>,
-    ) -> A {
-        self.note(tag, asked);
-        let mut values = [0; N];
-        let answer = match self.answer_values(tag, place, &mut values) {
-            Ok(()) => A::of(values),
-            Err(failure) => A::failed(failure),
-        };
-        let answer = answer.unwrap_or_else(|| self.unreadable(tag));
-        let event = event(&self.objects, &answer);
-        self.happened(event);
-        answer
-    }
-
-    /// The values of an answer that is seldom there.
-    #[cold]
-    pub fn seldom<const N: usize>(&mut self, tag: Tag, asked: &impl Question) -> Option<[u64; N]> {
-        self.note(tag, asked);
-        match self.peek() {
-            None => {
-                self.guessed += 1;
-                return None;
-            }
-            Some(next) if next == tag => {}
-            next => self.unexpected(next, tag),
-        }
-        let values: Result<[u64; N], _> = self.values(tag, Place::of(tag)).try_into();
-        let values = values.unwrap_or_else(|_| self.unreadable(tag));
-        if let (Tag::TakeRegister, [register, ..]) = (tag, &values[..]) {
-            self.happened(Some(Event::doorbell(register.to_be_bytes())));
-        }
-        Some(values)
-    }
-
     pub fn threads(&mut self) -> Vec<ThreadTime> {
         self.note(Tag::Threads, &());
-        let next = self.peek();
-        if next != Some(Tag::Threads) {
-            self.unexpected(next, Tag::Threads);
-        }
-        let bytes = self.take_bytes(Tag::Threads);
-        postcard::from_bytes(&bytes).unwrap_or_else(|_| self.unreadable(Tag::Threads))
+        self.value(Tag::Threads)
     }
 
     /// Bytes that the memory, or a message, gave.
     #[cold]
     pub fn copy(&mut self, tag: Tag, asked: &impl Question, out: &mut [u8]) -> Result<(), Fault> {
         self.note(tag, asked);
-        let bytes = match self.peek() {
-            Some(Tag::Failed) => {
-                let failure = self.failure();
-                return Err(self.fault(tag, failure));
-            }
-            Some(next) if next == tag => self.take_bytes(tag),
-            next => self.unexpected(next, tag),
-        };
+        if let Some(fault) = self.failure() {
+            return Err(fault);
+        }
+        let bytes = self.take_bytes(tag);
         if bytes.len() != out.len() {
             let came = format!("{} with {} bytes", self.came(tag), out.len());
             self.differs(format!("{} with {} bytes", tag.name(), bytes.len()), came);
@@ -371,10 +333,11 @@ impl Replay {
             self.copy(tag, &asked, out)?;
         } else {
             self.note(tag, &asked);
-            let mut words = vec![0; out.len() / 8];
-            if let Err(failure) = self.answer_values(tag, Place::of(tag), &mut words) {
-                return Err(self.fault(tag, failure));
+            if let Some(fault) = self.failure() {
+                return Err(fault);
             }
+            let mut words = vec![0; out.len() / 8];
+            self.values(tag, Place::of(tag), &mut words);
             out.as_chunks_mut().0.iter_mut().zip(words).for_each(|(eight, word)| *eight = word.to_be_bytes());
         }
         self.happened(self.objects.wqe(addr, out));
@@ -388,7 +351,7 @@ impl Replay {
         if !matches!(tag, Tag::Record | Tag::Datagram | Tag::Packet) {
             return None;
         }
-        let values = self.values(tag, Place::of(tag));
+        let values = self.any_values(tag, Place::of(tag));
         let (packet, facts) = message::decode(tag, &values).unwrap_or_else(|| self.unreadable(tag));
         self.happened(Some(Event::arrival(&packet)));
         Some((packet, facts))

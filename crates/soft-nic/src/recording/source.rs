@@ -6,16 +6,16 @@ use mlx5_device::Reason;
 use mlx5_device::command::{ContextId, EventSink};
 use mlx5_device::memory::{Fault, Memory, Registers};
 
-use super::entry::{Place, Question, Tag};
-use super::events::{Event, Objects};
+use super::entry::{Place, Tag};
+use super::events::Event;
 use super::recorder::Recorder;
 use super::replayer::Replay;
 use crate::os::locked;
 
 /// A part of the host.
-pub enum Source<T> {
-    Recorded(T, Arc<Recorder>),
-    Replayed(Arc<Mutex<Replay>>),
+pub enum Source<T, R = Arc<Recorder>, P = Arc<Mutex<Replay>>> {
+    Recorded(T, R),
+    Replayed(P),
 }
 
 impl<T> Source<T> {
@@ -31,7 +31,7 @@ impl<T> Source<T> {
 /// Asks a part of the host, by reference or mutable reference, and records or replays its answer.
 macro_rules! ask {
     ($source:expr, $tag:expr, $asked:expr, $part:ident => $answer:expr) => {
-        ask!($source, $tag, $asked, $part => $answer, |_, _| None)
+        ask!($source, $tag, $asked, $part => $answer, |_| None)
     };
     ($source:expr, $tag:expr, $asked:expr, $part:ident => $answer:expr, $event:expr) => {
         ask!($source, $tag; at $crate::recording::entry::Place::of($tag), $asked, $part => $answer, $event)
@@ -41,11 +41,11 @@ macro_rules! ask {
             $crate::recording::source::Source::Recorded($part, recorder) => {
                 let answer = $answer;
                 recorder.note($tag, &$asked);
-                recorder.answer($tag, $place, &answer);
+                $crate::recording::answer::Answer::record(&answer, recorder, $tag, $place);
                 answer
             }
             $crate::recording::source::Source::Replayed(replay) => {
-                $crate::os::locked(replay).ask($tag, $place, &$asked, $event)
+                $crate::recording::answer::replayed(replay, $tag, $place, &$asked, $event)
             }
         }
     };
@@ -75,28 +75,6 @@ macro_rules! unrecorded {
 }
 pub(super) use unrecorded;
 
-/// A question that seldom has an answer.
-#[inline(always)]
-fn seldom<T, const N: usize>(
-    source: &Source<T>,
-    tag: Tag,
-    asked: &impl Question,
-    answer: impl FnOnce(&T) -> Option<[u64; N]>,
-) -> Option<[u64; N]> {
-    match source {
-        Source::Recorded(part, recorder) => {
-            let answer = answer(part);
-            recorder.note(tag, asked);
-            match answer {
-                None => recorder.guessed(),
-                Some(values) => recorder.entry(tag, values),
-            }
-            answer
-        }
-        Source::Replayed(replay) => locked(replay).seldom(tag, asked),
-    }
-}
-
 impl<M: Memory> Memory for Source<M> {
     asked! { self:
         fn store32(&; addr: u64; value: u32) -> Result<(), Fault> = Store;
@@ -124,13 +102,13 @@ impl<M: Memory> Memory for Source<M> {
     /// Counters of a doorbell record are big-endian.
     fn load32(&self, addr: u64) -> Result<u32, Fault> {
         let loaded = ask!(self, Tag::Load; at Place::of_load(addr), addr,
-            memory => memory.load32(addr).map(u32::swap_bytes), |_, _| None);
+            memory => memory.load32(addr).map(u32::swap_bytes), |_| None);
         loaded.map(u32::swap_bytes)
     }
 
     fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
         // Of what the device itself writes in order only CQEs are so long.
-        let completion = |_: &Objects, written: &Result<(), Fault>| {
+        let completion = |written: &Result<(), Fault>| {
             written.ok().filter(|()| !relaxed).and_then(|()| Event::completion(bytes))
         };
         let asked = (addr, bytes, relaxed);
@@ -139,20 +117,24 @@ impl<M: Memory> Memory for Source<M> {
 
     #[inline]
     fn has_lagged(&self) -> bool {
-        seldom(self, Tag::Lagged, &(), |memory| memory.has_lagged().then_some([])).is_some()
+        let lagged: Option<[u64; 0]> =
+            ask!(self, Tag::Lagged, (), memory => memory.has_lagged().then_some([]));
+        lagged.is_some()
     }
 }
 
 impl Registers for Source<Box<dyn Registers>> {
     fn take(&self, offset: usize) -> Option<[u8; 8]> {
-        let taken = seldom(self, Tag::TakeRegister, &offset, |registers| {
-            Some([u64::from_be_bytes(registers.take(offset)?)])
-        });
+        let rung = |taken: &Option<[u64; 1]>| taken.map(|[register]| Event::doorbell(register.to_be_bytes()));
+        let taken = ask!(self, Tag::TakeRegister, offset,
+            registers => registers.take(offset).map(|register| [u64::from_be_bytes(register)]), rung);
         taken.map(|[register]| register.to_be_bytes())
     }
 
     fn any(&self, offsets: &[usize]) -> bool {
-        seldom(self, Tag::AnyRegister, &(), |registers| registers.any(offsets).then_some([])).is_some()
+        let any: Option<[u64; 0]> =
+            ask!(self, Tag::AnyRegister, (), registers => registers.any(offsets).then_some([]));
+        any.is_some()
     }
 }
 
