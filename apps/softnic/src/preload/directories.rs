@@ -8,13 +8,13 @@ use soft_nic::os::locked;
 use soft_nic::sysfs::tree::{Node, Tree};
 
 use super::paths::answer;
-use super::raw::{fail, hooks};
+use super::raw::hooks;
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
 
 /// What a `DIR *` of ours points to.
 struct Listing {
-    index: usize,
+    number: u32,
     /// Its descriptor, once asked for.
     fd: Option<c_int>,
     entries: Vec<libc::dirent>,
@@ -39,18 +39,17 @@ unsafe fn listing<'a>(stream: *mut libc::DIR) -> Option<&'a mut Listing> {
     is_ours(stream).then(|| unsafe { &mut *stream.cast::<Listing>() })
 }
 
-fn open_listing(path: &str, fd: Option<c_int>) -> Result<*mut libc::DIR, c_int> {
-    let index = virtual_tree().directory_index(path).ok_or(libc::ENOENT)?;
-    let stream = Box::into_raw(Box::new(Listing { index, fd, entries: entries(path), next: 0 }));
+fn open_listing(path: &str, number: u32, fd: Option<c_int>) -> *mut libc::DIR {
+    let stream = Box::into_raw(Box::new(Listing { number, fd, entries: entries(path), next: 0 }));
     locked(&LISTINGS).push(stream as usize);
     COUNT.fetch_add(1, Ordering::Relaxed);
-    Ok(stream.cast())
+    stream.cast()
 }
 
 /// What a directory of the tree has, `.` and `..` first.
 fn entries(path: &str) -> Vec<libc::dirent> {
-    let own = entry(".", &Node::Directory, path);
-    let above = entry("..", &Node::Directory, path.rsplit_once('/').map_or("/", |(above, _)| above));
+    let own = entry(".", &Node::Directory(0), path);
+    let above = entry("..", &Node::Directory(0), path.rsplit_once('/').map_or("/", |(above, _)| above));
     let names =
         virtual_tree().tree.children(path).map(|(name, node)| entry(name, node, &format!("{path}/{name}")));
     let mut entries: Vec<libc::dirent> = [own, above].into_iter().chain(names).collect();
@@ -74,21 +73,23 @@ fn entry(name: &str, node: &Node, path: &str) -> libc::dirent {
     entry
 }
 
-/// What it does with a path to a directory of ours; others are refused.
-fn of_directory<T>(node: &Node, does: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
-    if *node == Node::Directory { does() } else { Err(libc::ENOTDIR) }
+/// The number of a node that must be a directory.
+fn directory(node: &Node) -> Result<u32, c_int> {
+    if let Node::Directory(number) = node { Ok(*number) } else { Err(libc::ENOTDIR) }
 }
 
 hooks!(opendir => (path: *const c_char) -> *mut libc::DIR, next; {
     // SAFETY: the program's own argument, or a path of ours.
     let kernel = |_, path| unsafe { next(path) };
-    answer(libc::AT_FDCWD, path, true, kernel, |path, node| of_directory(node, || open_listing(&path, None)))
+    let ours = |path: String, node| Ok(open_listing(&path, directory(node)?, None));
+    answer(libc::AT_FDCWD, path, true, kernel, ours)
 });
 
 hooks!(fdopendir => (fd: c_int) -> *mut libc::DIR, next; {
-    if let Entry::Directory(index) = table::verified(fd) {
-        let path = virtual_tree().directory(index as usize).ok_or(libc::ENOENT);
-        return path.and_then(|path| open_listing(path, Some(fd))).unwrap_or_else(fail);
+    if let Entry::Directory(number) = table::verified(fd)
+        && let Some(path) = virtual_tree().tree.directory(number)
+    {
+        return open_listing(path, number, Some(fd));
     }
     // SAFETY: the program's own argument.
     unsafe { next(fd) }
@@ -136,7 +137,7 @@ impl Listing {
         if let Some(fd) = self.fd {
             return fd;
         }
-        let fd = table::open_directory(self.index, true);
+        let fd = table::open_directory(self.number, true);
         self.fd = (fd >= 0).then_some(fd);
         fd
     }
@@ -226,7 +227,8 @@ hooks!(scandir, scandir64 => (
     // SAFETY: the program's own arguments, or a path of ours.
     let kernel = |_, path| unsafe { next(path, list, filter, compare) };
     answer(libc::AT_FDCWD, path, true, kernel, |path, node| {
+        directory(node)?;
         // SAFETY: the program's own arguments.
-        of_directory(node, || unsafe { scan(&path, list, filter, compare) })
+        unsafe { scan(&path, list, filter, compare) }
     })
 });

@@ -28,20 +28,17 @@ macro_rules! calls {
 unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     let kernel = |directory, path| raw::openat(directory, path, flags, mode);
     let follow = flags & libc::O_NOFOLLOW == 0;
-    answer(directory, path, follow, kernel, |path, node| open_node(&path, node, flags))
+    answer(directory, path, follow, kernel, |_, node| open_node(node, flags))
 }
 
 /// Opens a node: a file is a memfd with its content, a directory a memfd that only we understand, a device the memfd
 /// of its pages.
-fn open_node(path: &str, node: &Node, flags: c_int) -> Result<c_int, c_int> {
+fn open_node(node: &Node, flags: c_int) -> Result<c_int, c_int> {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     let close_on_exec = flags & libc::O_CLOEXEC != 0;
     match node {
-        Node::Directory if writes => Err(libc::EISDIR),
-        Node::Directory => {
-            let index = virtual_tree().directory_index(path).ok_or(libc::ENOENT)?;
-            Ok(table::open_directory(index, close_on_exec))
-        }
+        Node::Directory(_) if writes => Err(libc::EISDIR),
+        Node::Directory(number) => Ok(table::open_directory(*number, close_on_exec)),
         _ if flags & libc::O_DIRECTORY != 0 => Err(libc::ENOTDIR),
         Node::File(_) | Node::Port(..) if writes => Err(libc::EACCES),
         Node::File(content) => open_content(content, close_on_exec),
@@ -82,7 +79,7 @@ calls! {
 }
 
 /// `fopen` of a node.
-fn fopen_node(path: &str, node: &Node, mode: *const c_char) -> Result<*mut libc::FILE, c_int> {
+fn fopen_node(node: &Node, mode: *const c_char) -> Result<*mut libc::FILE, c_int> {
     // SAFETY: the program passes a C string as mode.
     let text = unsafe { CStr::from_ptr(mode) }.to_bytes();
     let flags = match (text.contains(&b'+'), text.first()) {
@@ -90,10 +87,10 @@ fn fopen_node(path: &str, node: &Node, mode: *const c_char) -> Result<*mut libc:
         _ => libc::O_RDWR,
     };
     let close_on_exec = if text.contains(&b'e') { libc::O_CLOEXEC } else { 0 };
-    if *node == Node::Directory {
+    if let Node::Directory(_) = node {
         return Err(libc::EISDIR);
     }
-    let fd = open_node(path, node, flags | close_on_exec)?;
+    let fd = open_node(node, flags | close_on_exec)?;
     if fd < 0 {
         return Ok(std::ptr::null_mut());
     }
@@ -104,7 +101,7 @@ fn fopen_node(path: &str, node: &Node, mode: *const c_char) -> Result<*mut libc:
 hooks!(fopen, fopen64 => (path: *const c_char, mode: *const c_char) -> *mut libc::FILE, next; {
     // SAFETY: the program's own arguments, or a path of ours.
     let kernel = |_, path| unsafe { next(path, mode) };
-    answer(libc::AT_FDCWD, path, true, kernel, |path, node| fopen_node(&path, node, mode))
+    answer(libc::AT_FDCWD, path, true, kernel, |_, node| fopen_node(node, mode))
 });
 
 fn stat_of(attributes: &Attributes) -> libc::stat {
@@ -163,8 +160,8 @@ fn attributes_of(fd: c_int) -> Option<Attributes> {
         |index: u8| Tree::attributes(&format!("/dev/infiniband/uverbs{index}"), &Node::Device(index));
     match table::verified(fd) {
         Entry::Foreign => None,
-        Entry::Directory(index) => {
-            Some(Tree::attributes(virtual_tree().directory(index as usize)?, &Node::Directory))
+        Entry::Directory(number) => {
+            Some(Tree::attributes(virtual_tree().tree.directory(number)?, &Node::Directory(number)))
         }
         Entry::Command(number) => Some(device(nic::device_of(number).unwrap_or_default())),
         Entry::Inherited => Some(device(0)),
@@ -241,7 +238,7 @@ hooks!(statx => (
 fn access_node(node: &Node, mode: c_int) -> Result<c_int, c_int> {
     let refused = match node {
         Node::Device(_) | Node::Manager => libc::X_OK,
-        Node::Directory => libc::W_OK,
+        Node::Directory(_) => libc::W_OK,
         Node::File(_) | Node::Port(..) | Node::Link(_) => libc::W_OK | libc::X_OK,
     };
     if mode & refused != 0 { Err(libc::EACCES) } else { Ok(0) }

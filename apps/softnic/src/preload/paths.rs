@@ -65,8 +65,8 @@ fn may_be_ours(path: &[u8]) -> bool {
 
 /// The path of the directory that a relative path starts from.
 fn base(directory: c_int) -> Option<String> {
-    if let Entry::Directory(index) = table::verified(directory) {
-        return virtual_tree().directory(index as usize).map(str::to_owned);
+    if let Entry::Directory(number) = table::verified(directory) {
+        return virtual_tree().tree.directory(number).map(str::to_owned);
     }
     let link = if directory == libc::AT_FDCWD {
         "/proc/self/cwd".to_owned()

@@ -16,9 +16,9 @@ use super::raw;
 pub const LIMIT: usize = 1 << 16;
 
 /// Seconds of the modification time of a memfd that stands for a directory, in a year that no file is of; the nanoseconds are
-/// the directory's index. Not its size, which the process's limit of file sizes (RLIMIT_FSIZE) bounds.
+/// the directory's number. Not its size, which the process's limit of file sizes (RLIMIT_FSIZE) bounds.
 const DIRECTORY_TIME: i64 = 0x0050_f71c_0000;
-const MAX_INDEX: u32 = (1 << 24) - 1;
+const MAX_NUMBER: u32 = (1 << 24) - 1;
 
 static ENTRIES: [AtomicU32; LIMIT] = [const { AtomicU32::new(0) }; LIMIT];
 /// One past the highest descriptor that was ever ours.
@@ -55,7 +55,7 @@ pub enum Entry {
     Foreign,
     /// An open device file, by number.
     Command(u32),
-    /// A directory of the tree, by index.
+    /// A directory of the tree, by number.
     Directory(u32),
     /// A device file that the parent had opened before it forked.
     Inherited,
@@ -72,19 +72,19 @@ impl Entry {
     fn word(self) -> u32 {
         match self {
             Self::Foreign => 0,
-            Self::Command(number) => 1 << 24 | number & MAX_INDEX,
-            Self::Directory(index) => 2 << 24 | index & MAX_INDEX,
+            Self::Command(number) => 1 << 24 | number & MAX_NUMBER,
+            Self::Directory(number) => 2 << 24 | number & MAX_NUMBER,
             Self::Inherited => 3 << 24,
-            Self::Manager(number) => 4 << 24 | number & MAX_INDEX,
+            Self::Manager(number) => 4 << 24 | number & MAX_NUMBER,
         }
     }
 
     fn of(word: u32) -> Self {
         match word >> 24 {
-            1 => Self::Command(word & MAX_INDEX),
-            2 => Self::Directory(word & MAX_INDEX),
+            1 => Self::Command(word & MAX_NUMBER),
+            2 => Self::Directory(word & MAX_NUMBER),
             3 => Self::Inherited,
-            4 => Self::Manager(word & MAX_INDEX),
+            4 => Self::Manager(word & MAX_NUMBER),
             _ => Self::Foreign,
         }
     }
@@ -104,8 +104,9 @@ pub fn verified(fd: c_int) -> Entry {
     let still = match entry {
         Entry::Foreign => return entry,
         Entry::Command(_) | Entry::Inherited => is_device_file(fd),
-        Entry::Directory(index) => raw::fstat(fd)
-            .is_some_and(|found| (found.st_mtime, found.st_mtime_nsec) == (DIRECTORY_TIME, i64::from(index))),
+        Entry::Directory(number) => raw::fstat(fd).is_some_and(|found| {
+            (found.st_mtime, found.st_mtime_nsec) == (DIRECTORY_TIME, i64::from(number))
+        }),
         // Which pipe it is, the connection manager looks at.
         Entry::Manager(_) => {
             raw::fstat(fd).is_some_and(|found| found.st_mode & libc::S_IFMT == libc::S_IFIFO)
@@ -158,11 +159,10 @@ pub fn after_fork() {
 }
 
 /// Makes a descriptor that stands for a directory. What a kernel needs nothing for is refused with a line, once.
-pub fn open_directory(index: usize, close_on_exec: bool) -> c_int {
+pub fn open_directory(number: u32, close_on_exec: bool) -> c_int {
     let fd = raw::memfd(c"softnic-directory", close_on_exec);
-    let index = index as u32 & MAX_INDEX;
-    let marked = fd >= 0 && raw::set_time(fd, DIRECTORY_TIME, i64::from(index));
-    if marked && set(fd, Entry::Directory(index)) {
+    let marked = fd >= 0 && raw::set_time(fd, DIRECTORY_TIME, i64::from(number));
+    if marked && set(fd, Entry::Directory(number)) {
         return fd;
     }
     let (call, errno) = match (fd >= 0, marked) {

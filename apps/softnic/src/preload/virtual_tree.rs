@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use soft_nic::config::Config;
 use soft_nic::os::{Interface, interfaces, log};
-use soft_nic::sysfs::tree::{Node, Tree};
+use soft_nic::sysfs::tree::Tree;
 use soft_nic::sysfs::{self, Machine};
 
 /// The configuration and the tree of virtual files; never changes once made.
@@ -13,8 +13,6 @@ pub struct VirtualTree {
     pub config: Config,
     pub machine: Machine,
     pub tree: Tree,
-    /// Paths of its directories, in order: a directory's descriptor carries the index.
-    directories: Vec<String>,
 }
 
 /// The tree of this process, made once. A configuration that cannot be read gives a line and a machine without devices.
@@ -27,20 +25,8 @@ pub fn virtual_tree() -> &'static VirtualTree {
         });
         let machine = machine(&config);
         let tree = sysfs::build(&config, &machine);
-        let is_directory = |path: &&str| tree.node(path) == Some(&Node::Directory);
-        let directories = tree.paths().filter(is_directory).map(str::to_owned).collect();
-        VirtualTree { config, machine, tree, directories }
+        VirtualTree { config, machine, tree }
     })
-}
-
-impl VirtualTree {
-    pub fn directory_index(&self, path: &str) -> Option<usize> {
-        self.directories.binary_search_by(|known| known.as_str().cmp(path)).ok()
-    }
-
-    pub fn directory(&self, index: usize) -> Option<&str> {
-        self.directories.get(index).map(String::as_str)
-    }
 }
 
 fn machine(config: &Config) -> Machine {

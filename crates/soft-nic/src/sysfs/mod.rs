@@ -43,18 +43,15 @@ pub struct Machine {
 }
 
 pub fn build(config: &Config, machine: &Machine) -> Tree {
-    let mut tree = Tree::default();
-    for prefix in [
+    let mut tree = Tree::shadowing(&[
         "/sys/class/infiniband",
         "/sys/class/misc/rdma_cm",
         "/dev/infiniband",
         PCI_ROOT,
         "/sys/bus/pci/devices/5074:00",
-    ] {
-        tree.shadow(prefix);
-    }
+    ]);
     tree.value("/sys/class/infiniband_verbs/abi_version", "6");
-    tree.insert("/sys/class/infiniband", Node::Directory);
+    tree.add_directory("/sys/class/infiniband");
     let ports = DeviceConfig::all(&config.nic());
     for (place, port) in ports.iter().enumerate() {
         if port.port == 1 {

@@ -14,7 +14,8 @@ const TIME: i64 = 1_700_000_000;
 /// What a path names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
-    Directory,
+    /// Its number, which no other directory has.
+    Directory(u32),
     /// Read-only file.
     File(Vec<u8>),
     /// Read-only file about the port at this place among all ports, which may go down: made anew for each look.
@@ -66,10 +67,21 @@ pub enum Lookup<'t> {
 #[derive(Debug, Default)]
 pub struct Tree {
     nodes: BTreeMap<String, Node>,
-    shadowed: Vec<String>,
+    shadowed: &'static [&'static str],
 }
 
 impl Tree {
+    /// A tree without nodes, to which everything belongs whose path starts with one of these prefixes (also mid-name).
+    pub fn shadowing(shadowed: &'static [&'static str]) -> Tree {
+        Tree { nodes: BTreeMap::new(), shadowed }
+    }
+
+    /// Adds a directory, unless it is there.
+    pub fn add_directory(&mut self, path: &str) {
+        let number = self.nodes.len() as u32;
+        self.nodes.entry(path.to_owned()).or_insert(Node::Directory(number));
+    }
+
     /// Adds a node and the directories above it, down from the shadowed prefix that it lies under.
     pub fn insert(&mut self, path: impl Into<String>, node: Node) {
         let path = path.into();
@@ -78,7 +90,7 @@ impl Tree {
             if !self.is_shadowed(parent) {
                 break;
             }
-            self.nodes.entry(parent.to_owned()).or_insert(Node::Directory);
+            self.add_directory(parent);
             above = parent;
         }
         self.nodes.insert(path, node);
@@ -89,22 +101,20 @@ impl Tree {
         self.insert(path, Node::File(format!("{}\n", text.as_ref()).into_bytes()));
     }
 
-    /// Declares that everything whose path starts with `prefix` (also mid-name) is the tree's.
-    pub fn shadow(&mut self, prefix: &str) {
-        self.shadowed.push(prefix.to_owned());
-    }
-
     /// Whether the machine's own file of this path is hidden.
     pub fn is_shadowed(&self, path: &str) -> bool {
-        self.shadowed.iter().any(|prefix| path.starts_with(prefix.as_str()))
+        self.shadowed.iter().any(|prefix| path.starts_with(prefix))
     }
 
+    #[cfg(test)]
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.nodes.keys().map(String::as_str)
     }
 
-    pub fn node(&self, path: &str) -> Option<&Node> {
-        self.nodes.get(path)
+    /// The path of the directory with this number.
+    pub fn directory(&self, number: u32) -> Option<&str> {
+        let found = self.nodes.iter().find(|(_, node)| **node == Node::Directory(number));
+        found.map(|(path, _)| path.as_str())
     }
 
     /// Resolves an absolute path; `follow`: also when its last name is a link.
@@ -138,7 +148,9 @@ impl Tree {
             }
         }
         match self.nodes.get(&at) {
-            Some(node) if must_be_directory && *node != Node::Directory => Lookup::Missing(libc::ENOTDIR),
+            Some(node) if must_be_directory && !matches!(node, Node::Directory(_)) => {
+                Lookup::Missing(libc::ENOTDIR)
+            }
             Some(node) => Lookup::Node { path: at, node },
             None if self.is_shadowed(&at) => Lookup::Missing(libc::ENOENT),
             None if entered => Lookup::Outside(if at.is_empty() { "/".to_owned() } else { at }),
@@ -159,7 +171,7 @@ impl Tree {
     /// What `stat` says of a node at a resolved path.
     pub fn attributes(path: &str, node: &Node) -> Attributes {
         let (mode, size, device) = match node {
-            Node::Directory => (libc::S_IFDIR | 0o755, 0, (0, 0)),
+            Node::Directory(_) => (libc::S_IFDIR | 0o755, 0, (0, 0)),
             Node::File(content) => (libc::S_IFREG | 0o444, content.len().max(4096) as u64, (0, 0)),
             Node::Port(..) => (libc::S_IFREG | 0o444, 4096, (0, 0)),
             Node::Link(target) => (libc::S_IFLNK | 0o777, target.len() as u64, (0, 0)),
@@ -190,10 +202,7 @@ mod tests {
     use super::*;
 
     fn tree() -> Tree {
-        let mut tree = Tree::default();
-        tree.shadow("/sys/class/infiniband");
-        tree.shadow("/sys/devices/pci9");
-        tree.shadow("/dev/infiniband");
+        let mut tree = Tree::shadowing(&["/sys/class/infiniband", "/sys/devices/pci9", "/dev/infiniband"]);
         tree.value("/sys/devices/pci9/9:0/numa_node", "-1");
         tree.insert("/sys/devices/pci9/9:0/subsystem", Node::Link("../../../bus/pci".into()));
         tree.value("/sys/devices/pci9/9:0/infiniband/mlx5_0/node_type", "1: CA");
@@ -254,6 +263,21 @@ mod tests {
         assert_eq!(names("/sys/class/infiniband"), ["loop", "mlx5_0"]);
         assert_eq!(names("/sys/devices/pci9/9:0"), ["infiniband", "numa_node", "subsystem"]);
         assert_eq!(names("/dev/infiniband"), ["uverbs0"]);
+    }
+
+    #[test]
+    fn a_directory_is_found_by_its_number() {
+        let tree = tree();
+        let numbered = tree.nodes.iter().filter_map(|(path, node)| match node {
+            Node::Directory(number) => Some((path.as_str(), *number)),
+            _ => None,
+        });
+        let numbered: Vec<_> = numbered.collect();
+        assert!(numbered.len() > 3, "{numbered:?}");
+        for (path, number) in numbered {
+            assert_eq!(tree.directory(number), Some(path));
+        }
+        assert_eq!(tree.directory(u32::MAX), None);
     }
 
     #[test]
