@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use super::frame::{self, Answer, FrameError, MAX_ANSWER_BYTES, encode, value_of};
+use super::frame::{self, FrameError, MAX_ANSWER_BYTES, encode};
 use super::{Request, socket_name};
 use crate::link::{FabricMember, FabricView};
 use crate::os::system;
@@ -62,7 +62,6 @@ pub(super) fn exchange<T: DeserializeOwned>(
     let pid = member.pid;
     let number = fresh_call();
     let kernel = |error| CallError::Kernel { pid, error };
-    let malformed = |error: FrameError| CallError::Malformed { pid, reason: error.to_string() };
     let listener = Listener::bind(&socket_name(number)).map_err(kernel)?;
     let until = Instant::now() + TIMEOUT;
     let timed_out = || CallError::TimedOut { pid, seconds: TIMEOUT.as_secs() };
@@ -74,14 +73,13 @@ pub(super) fn exchange<T: DeserializeOwned>(
             if (peer.pid, peer.user) == (pid, system::user()) {
                 let asked = stream.send(&encode(request), until).map_err(FrameError::Kernel);
                 let answered = asked.and_then(|()| frame::receive(&stream, MAX_ANSWER_BYTES, until));
-                let answer: Answer = answered.map_err(|error| match error {
+                let answer: Result<T, String> = answered.map_err(|error| match error {
                     FrameError::Kernel(error) if error.kind() == io::ErrorKind::TimedOut => timed_out(),
                     FrameError::Kernel(_) => CallError::Ended(pid),
-                    error => malformed(error),
+                    error => CallError::Malformed { pid, reason: error.to_string() },
                 })?;
-                let value =
-                    answer.map_err(|reason| CallError::Refused { pid, reason: printable(&reason) })?;
-                return Ok((value_of(&value).map_err(malformed)?, stream));
+                let refused = |reason: String| CallError::Refused { pid, reason: printable(&reason) };
+                return answer.map(|value| (value, stream)).map_err(refused);
             }
         } else if !view.is_taken(member) {
             return Err(CallError::Ended(pid));

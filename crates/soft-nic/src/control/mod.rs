@@ -17,7 +17,7 @@ mod tests;
 
 pub use capture::{Blocks, call_for_packets};
 pub use client::{CallError, call, printable};
-pub use frame::{Answer, MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, VERSION, encode};
+pub use frame::{MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, VERSION, encode};
 pub use request::{PortStatus, Request};
 pub use server::ControlServer;
 

@@ -9,7 +9,7 @@ use mlx5_device::Span;
 use roce::Now;
 use serde::Serialize;
 
-use super::frame::{self, FrameError, MAX_REQUEST_BYTES, bytes_of, encode};
+use super::frame::{self, FrameError, MAX_REQUEST_BYTES, encode};
 use super::{PortStatus, Request, THREAD_NAME, capture, socket_name};
 use crate::Nic;
 use crate::abi::server::Server;
@@ -89,48 +89,45 @@ impl ControlServer {
             Err(FrameError::Kernel(error)) => return Err(format!("the caller went away: {error}")),
             Err(error) => Err(error.to_string()),
         };
-        let (answer, captured) = match request.and_then(|request| self.answer(&request)) {
-            Ok((value, captured)) => (Ok(value), captured),
-            Err(why) => (Err(why), None),
+        let (answer, captured) = match request {
+            Ok(request) => self.answer(&request),
+            Err(why) => (encode(&Err::<(), _>(why)), None),
         };
-        stream.send(&encode(&answer), until).map_err(|error| format!("the answer was not taken: {error}"))?;
+        stream.send(&answer, until).map_err(|error| format!("the answer was not taken: {error}"))?;
         Ok((stream, captured))
     }
 
-    /// The encoded value of an answer, and the capture that begins with it, if any. The error is a sentence.
-    fn answer(&self, request: &Request) -> Result<(Vec<u8>, Option<CaptureReader>), String> {
+    /// An answer as it is sent, and the capture that begins with it, if any.
+    fn answer(&self, request: &Request) -> (Vec<u8>, Option<CaptureReader>) {
         let mut captured = None;
-        let value = match request {
+        let answer = match request {
             // Also of a NIC that has stopped.
-            Request::Explain => bytes_of(&self.server.events.1.failures()),
+            Request::Explain => encode(&Ok::<_, String>(self.server.events.1.failures())),
             Request::Link { device, port, up } => {
-                self.ask(|nic| nic.set_link(usize::from(*device), *port, *up))?
+                self.ask(|nic| nic.set_link(usize::from(*device), *port, *up))
             }
-            Request::Set(settings) => self.ask(|nic| nic.set(settings))?,
-            Request::Inject(injection) => self.ask(|nic| nic.inject(*injection))?,
-            Request::Status => self.ask(|nic| Ok(status(nic)))?,
+            Request::Set(settings) => self.ask(|nic| nic.set(settings)),
+            Request::Inject(injection) => self.ask(|nic| nic.inject(*injection)),
+            Request::Status => self.ask(|nic| Ok(status(nic))),
             Request::Counters => self.ask(|nic| {
                 let whole = self.counters(nic).into_iter().map(|(name, value)| (name.to_owned(), value));
                 Ok(whole.chain(by_port(nic)).collect::<Vec<_>>())
-            })?,
+            }),
             Request::Capture { packets } => self.ask(|nic| {
                 let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
                 let now = Now(system::monotonic_ns());
                 captured = Some(nic.link().begin_capture(now, since_1970.as_nanos() as u64, *packets)?);
                 Ok(())
-            })?,
+            }),
         };
-        Ok((value, captured))
+        (answer, captured)
     }
 
-    /// Asks the NIC, under its lock, for a value; encodes that.
-    fn ask<T: Serialize>(
-        &self,
-        asked: impl FnOnce(&mut Nic) -> Result<T, String>,
-    ) -> Result<Vec<u8>, String> {
+    /// Asks the NIC, under its lock, for a value: the answer as it is sent.
+    fn ask<T: Serialize>(&self, asked: impl FnOnce(&mut Nic) -> Result<T, String>) -> Vec<u8> {
         let _announced = self.server.nic.announce();
-        let mut nic = self.server.nic.command().map_err(|error| error.reason)?;
-        asked(&mut nic).map(|value| bytes_of(&value))
+        let nic = self.server.nic.command().map_err(|error| error.reason);
+        encode(&nic.and_then(|mut nic| asked(&mut nic)))
     }
 
     /// Every counter of the device and of the link, by the names of the stats line.

@@ -8,7 +8,7 @@
 //! All numbers are little-endian words of 64 bits. A length is compared with its bound before anything is read by it.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::entry::{Form, MOST_BYTES, MOST_VALUES, Tag};
@@ -124,8 +124,7 @@ impl Reader {
         if reader.next(MAGIC.len())? != MAGIC {
             return Err(RecordingError::Foreign { file: reader.file });
         }
-        let header = reader.next(32)?;
-        let [version, len, start_ns, sum] = reader.words(&header, "its header is not whole")?;
+        let [version, len, start_ns, sum] = reader.words("its header is not whole")?;
         if version != VERSION {
             return Err(RecordingError::Version { file: reader.file, found: version });
         }
@@ -146,17 +145,15 @@ impl Reader {
 
     /// The words of the next block; `None` at the end of the file.
     pub fn block(&mut self) -> Result<Option<Vec<u64>>, RecordingError> {
-        let first = self.next(8)?;
-        if first.is_empty() {
+        if self.input.fill_buf().is_ok_and(<[u8]>::is_empty) {
             return Ok(None);
         }
-        let [first] = self.words(&first, "a block's first word is not whole")?;
+        let [first] = self.words("a block's first word is not whole")?;
         let (mark, count) = (first & 0xffff_ffff, first >> 32);
         if mark != BLOCK || !(1..=BLOCK_WORDS as u64).contains(&count) {
             return Err(self.damaged(format!("{first:#x} is no block's beginning")));
         }
-        let sum = self.next(8)?;
-        let [sum] = self.words(&sum, "a block's checksum is not whole")?;
+        let [sum] = self.words("a block's checksum is not whole")?;
         let bytes = self.next(8 * count as usize)?;
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|eight| u64::from_le_bytes(*eight)).collect();
         if words.len() < count as usize {
@@ -222,7 +219,9 @@ impl Reader {
         Ok(Body::Values((0..count).map(difference).collect::<Result<_, _>>()?))
     }
 
-    fn words<const N: usize>(&self, bytes: &[u8], short: &'static str) -> Result<[u64; N], RecordingError> {
+    /// The next numbers; `short` says that they are not whole.
+    fn words<const N: usize>(&mut self, short: &'static str) -> Result<[u64; N], RecordingError> {
+        let bytes = self.next(8 * N)?;
         let words = bytes.as_chunks().0.first_chunk();
         words.map(|words| words.map(u64::from_le_bytes)).ok_or_else(|| self.cut_off(short))
     }
