@@ -1,6 +1,5 @@
 //! The side that asks: REQ out, REP in, RTU out.
 
-use super::connection::of_req;
 use super::*;
 
 impl Cm {
@@ -8,18 +7,11 @@ impl Cm {
     ///
     /// Errors: too much private data, too many connections.
     pub fn connect(&mut self, now: Now, req: &Req, private: &[u8]) -> Result<ConnectionId, CmError> {
-        let route = Route { local: req.primary.local_gid, remote: req.primary.remote_gid };
         let message = |id| Message::Req(Req { local_id: id, ..*req });
-        self.ask(now, (State::ReqSent, route), message, private, |connection| {
-            connection.local_qpn = req.qpn;
-            connection.service = req.service;
-            connection.ca_guid = req.ca_guid;
-            connection.attributes = of_req(req, true);
-            // Their time to answer, and the way there and back.
-            let lifetime = req.primary.ack_timeout.saturating_sub(1);
-            connection.response_ns = code_ns(req.remote_response_timeout) + 2 * code_ns(lifetime);
-            connection.retries = req.max_cm_retries;
-        })
+        // Their time to answer, and the way there and back.
+        let lifetime = req.primary.ack_timeout.saturating_sub(1);
+        let response_ns = code_ns(req.remote_response_timeout) + 2 * code_ns(lifetime);
+        self.ask(now, State::ReqSent, req, response_ns, message, private)
     }
 
     /// Says that our end is ready, after [`Event::Replied`]. Up to 224 bytes of private data.
@@ -66,13 +58,14 @@ impl Cm {
         connection.state = State::RepReceived;
         connection.remote_id = Some(rep.ids.local);
         let attributes = &mut connection.attributes;
-        attributes.remote_qpn = rep.qpn;
-        attributes.sq_psn = rep.starting_psn;
+        attributes.qpn = rep.qpn;
+        attributes.starting_psn = rep.starting_psn;
         attributes.rnr_retry = rep.rnr_retry;
         // What they hold, we may have outstanding, and the other way round.
         attributes.initiator_depth = rep.responder_resources;
         attributes.responder_resources = rep.initiator_depth;
-        attributes.ack_timeout = ack_timeout(rep.target_ack_delay, attributes.ack_timeout.saturating_sub(1));
+        let lifetime = attributes.primary.ack_timeout.saturating_sub(1);
+        attributes.primary.ack_timeout = ack_timeout(rep.target_ack_delay, lifetime);
         self.by_peer.insert((route.remote, rep.ids.local), id);
         self.by_qpn.insert((route.remote, rep.qpn), id);
         let private = mad.private.to_vec();
@@ -93,7 +86,7 @@ impl Cm {
         if connection.state == State::ReqAcknowledged {
             connection.remote_id = Some(ids.local);
         }
-        let longer = code_ns(timeout) + code_ns(connection.attributes.ack_timeout);
+        let longer = code_ns(timeout) + code_ns(connection.attributes.primary.ack_timeout);
         if let Some(sent) = &mut connection.sent {
             sent.timeout_ns = longer;
         }

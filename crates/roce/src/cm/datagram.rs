@@ -10,37 +10,15 @@ const UNSUPPORTED: u8 = 1;
 /// `status` of a SIDR_REP: the program refused.
 const REFUSED: u8 = 2;
 
-/// A question after a datagram service.
-#[derive(Debug, Clone, Copy)]
-pub struct SidrRequest {
-    pub route: Route,
-    /// Service id.
-    pub service: u64,
-    /// P_Key.
-    pub pkey: u16,
-    /// How long an answer may take, code of 5 bits.
-    pub response_timeout: u8,
-    /// How often it is asked again.
-    pub retries: u8,
-}
-
 impl Cm {
-    /// Asks which QP a datagram service has. Up to 216 bytes of private data.
+    /// Asks which QP a datagram service has: of `req` the service, the P_Key, the time to answer, the retries, and the way. Up to
+    /// 216 bytes of private data.
     ///
     /// Errors: too much private data, too many connections.
-    pub fn send_sidr_req(
-        &mut self,
-        now: Now,
-        request: &SidrRequest,
-        private: &[u8],
-    ) -> Result<ConnectionId, CmError> {
-        let SidrRequest { route, service, pkey, response_timeout, retries } = *request;
+    pub fn send_sidr_req(&mut self, now: Now, req: &Req, private: &[u8]) -> Result<ConnectionId, CmError> {
+        let Req { pkey, service, .. } = *req;
         let message = |request| Message::SidrReq(SidrReq { request, pkey, service });
-        self.ask(now, (State::SidrReqSent, route), message, private, |connection| {
-            connection.service = service;
-            connection.response_ns = code_ns(response_timeout);
-            connection.retries = retries;
-        })
+        self.ask(now, State::SidrReqSent, req, code_ns(req.remote_response_timeout), message, private)
     }
 
     /// Answers a SIDR_REQ; `rep` with all but `request` and `service`. Up to 136 bytes of private data.
@@ -55,7 +33,7 @@ impl Cm {
     fn answer_sidr_req(&mut self, id: u32, rep: &SidrRep, private: &[u8]) -> Result<(), CmError> {
         let connection = self.connections.get(&id).ok_or(CmError::Gone { id })?;
         let (route, transaction) = (connection.route, connection.transaction);
-        let (request, service) = (connection.ids().remote, connection.service);
+        let (request, service) = (connection.ids().remote, connection.attributes.service);
         let mad = encode(transaction, Message::SidrRep(SidrRep { request, service, ..*rep }), private)?;
         self.send(route, mad.clone());
         if self.sidr_reps.len() >= KEPT {
@@ -90,7 +68,8 @@ impl Cm {
             self.send_message(route, mad.transaction, unsupported(request, service));
             return Ok(());
         };
-        let id = self.admit(key, (State::SidrReqReceived, route), request, mad.transaction, |_| {})?;
+        let fill = |connection: &mut Connection| connection.attributes.service = service;
+        let id = self.admit(key, (State::SidrReqReceived, route), request, mad.transaction, fill)?;
         let private = mad.private.to_vec();
         self.tell(id.0, Event::SidrRequested { id, route, service, pkey, private });
         Ok(())

@@ -55,7 +55,7 @@ impl Cm {
 
     fn send_dreq(&mut self, now: Now, id: u32, private: &[u8]) -> Result<(), CmError> {
         let connection = self.connections.get_mut(&id).ok_or(CmError::Gone { id })?;
-        let message = Message::Dreq(Dreq { ids: connection.ids(), qpn: connection.attributes.remote_qpn });
+        let message = Message::Dreq(Dreq { ids: connection.ids(), qpn: connection.attributes.qpn });
         let mad = encode(self.names.transaction(id), message, private)?;
         connection.state = State::DreqSent;
         self.send_awaiting(now, id, mad);
@@ -78,7 +78,7 @@ impl Cm {
         connection.owned = false;
         let id = id.0;
         // A peer that times out before it knows our id is known by its HCA (IBTA vol. 1 §12.6.7.2, reason 4).
-        let guid = connection.ca_guid.to_be_bytes();
+        let guid = connection.attributes.ca_guid.to_be_bytes();
         let state = connection.state;
         let told = match state {
             State::ReqSent | State::ReqAcknowledged => self.send_rej(now, id, reason::TIMEOUT, &guid, &[]),

@@ -33,8 +33,7 @@ use crate::wire::mad::MAD_BYTES;
 
 pub use absent::refuse;
 use connection::{Connection, Sent, SidrReqId};
-pub use connection::{ConnectionId, QpAttributes, Route};
-pub use datagram::SidrRequest;
+pub use connection::{ConnectionId, Route};
 use names::Names;
 pub use names::slot_of;
 pub use peer::{CmCounters, CmDrop, CmError, Disconnect, Event};
@@ -182,8 +181,9 @@ impl Cm {
         self.connections.get(&id.0).map(|connection| connection.state)
     }
 
-    /// What a QP of this connection is to be set to, as far as it is known in this state.
-    pub fn attributes(&self, id: ConnectionId) -> Option<QpAttributes> {
+    /// What a QP of this connection is to be set to (IBTA vol. 1 §12.9.7 has the order), as the other end's REQ would say it: its
+    /// QPN and the first PSN that we send, zeroes until they are known, and the path and what each end holds, seen from our end.
+    pub fn attributes(&self, id: ConnectionId) -> Option<Req> {
         self.connections.get(&id.0).map(|connection| connection.attributes)
     }
 
@@ -202,24 +202,29 @@ impl Cm {
             return None;
         }
         let id = self.names.fresh(|id| self.connections.contains_key(&id))?;
-        let connection = Connection::new(id, state, route, self.names.transaction(id));
+        let transaction = self.names.transaction(id);
+        let connection = Connection { id, state, route, transaction, owned: true, ..Connection::default() };
         Some(self.connections.entry(id).or_insert(connection))
     }
 
-    /// Opens a connection by its first message, which `message` makes of its id; `fill` sets what is known of it.
+    /// Opens a connection by its first message, which `message` makes of its id.
     fn ask(
         &mut self,
         now: Now,
-        (state, route): (State, Route),
+        state: State,
+        req: &Req,
+        response_ns: u64,
         message: impl Fn(u32) -> Message,
         private: &[u8],
-        fill: impl FnOnce(&mut Connection),
     ) -> Result<ConnectionId, CmError> {
         // Looked at before anything is changed.
         encode(0, message(0), private)?;
         let limit = self.config.max_connections;
+        let route = Route { local: req.primary.local_gid, remote: req.primary.remote_gid };
         let connection = self.open(state, route).ok_or(CmError::Full { limit })?;
-        fill(connection);
+        connection.local_qpn = req.qpn;
+        connection.attributes = Req { qpn: 0, starting_psn: 0, ..*req };
+        connection.response_ns = response_ns;
         let id = connection.id;
         let mad = encode(connection.transaction, message(id), private)?;
         self.send_awaiting(now, id, mad);
@@ -259,7 +264,7 @@ impl Cm {
         self.stop_timer(id);
         let Some(gone) = self.connections.remove(&id) else { return };
         self.release(gone.waits_at);
-        let qpn = Some(gone.attributes.remote_qpn);
+        let qpn = Some(gone.attributes.qpn);
         for (names, number) in [(&mut self.by_peer, gone.remote_id), (&mut self.by_qpn, qpn)] {
             if let Some(name) = number.map(|number| (gone.route.remote, number))
                 && names.get(&name) == Some(&id)
@@ -291,7 +296,8 @@ impl Cm {
     fn send_awaiting(&mut self, now: Now, id: u32, mad: Box<[u8; MAD_BYTES]>) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let (route, timeout_ns) = (connection.route, connection.response_ns);
-        connection.sent = Some(Sent { mad: mad.clone(), timeout_ns, retries_left: connection.retries });
+        connection.sent =
+            Some(Sent { mad: mad.clone(), timeout_ns, retries_left: connection.attributes.max_cm_retries });
         self.send(route, mad);
         self.start_timer(id, now.after(timeout_ns));
     }

@@ -1,6 +1,6 @@
 //! The side that is asked: REQ in, REP out, RTU in; and MRA when the program takes its time.
 
-use super::connection::of_req;
+use super::connection::turned;
 use super::*;
 
 impl Cm {
@@ -13,7 +13,6 @@ impl Cm {
         let mad = encode(connection.transaction, message, private)?;
         connection.state = State::RepSent;
         connection.local_qpn = rep.qpn;
-        connection.attributes.rq_psn = rep.starting_psn;
         connection.attributes.responder_resources = rep.responder_resources;
         connection.attributes.initiator_depth = rep.initiator_depth;
         let released = std::mem::take(&mut connection.waits_at);
@@ -66,9 +65,8 @@ impl Cm {
             return Ok(());
         };
         let fill = |connection: &mut Connection| {
-            connection.attributes = of_req(req, false);
+            connection.attributes = turned(req);
             connection.response_ns = code_ns(req.local_response_timeout);
-            connection.retries = req.max_cm_retries;
         };
         let id = self.admit(key, (State::ReqReceived, route), req.local_id, mad.transaction, fill)?;
         self.by_qpn.insert((route.remote, req.qpn), id.0);
@@ -129,7 +127,6 @@ impl Cm {
         let connection = self.open(state, route).ok_or(CmDrop::Full)?;
         connection.remote_id = Some(remote_id);
         connection.transaction = transaction;
-        connection.service = key.0;
         connection.waits_at = Some(key);
         fill(connection);
         let id = connection.id;

@@ -4,9 +4,10 @@
 //! one state here.
 
 /// Where a connection stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum State {
     /// REQ sent, no answer yet.
+    #[default]
     ReqSent,
     /// The other end has the REQ and takes its time.
     ReqAcknowledged,

@@ -51,7 +51,7 @@ impl Cm {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.state = State::TimeWait;
         connection.sent = None;
-        let rest_ns = code_ns(connection.attributes.ack_timeout);
+        let rest_ns = code_ns(connection.attributes.primary.ack_timeout);
         self.start_timer(id, now.after(rest_ns));
     }
 

@@ -5,10 +5,10 @@
 //! ids, and the transaction of an exchange that it begins. Nothing else may differ.
 
 use roce::Now;
-use roce::cm::{Cm, CmConfig, ConnectionId, Disconnect, Event, Route, SidrRequest};
+use roce::cm::{Cm, CmConfig, ConnectionId, Disconnect, Event, Route};
 use roce::testing::frame::Frame;
 use roce::wire::Gid;
-use roce::wire::cm::{CmMad, Dreq, Ids, Message, SidrReq};
+use roce::wire::cm::{CmMad, Dreq, Ids, Message, Path, Req, SidrReq};
 use roce::wire::mad::{MAD_BYTES, QP1};
 
 use crate::pcap::packets;
@@ -126,8 +126,9 @@ impl LocalManager {
                 self.cm.disconnect(now, self.id.unwrap(), private).unwrap();
             }
             Message::SidrReq(SidrReq { pkey, service, .. }) => {
-                let question =
-                    SidrRequest { route: self.route, service, pkey, response_timeout: 20, retries: 15 };
+                let Route { local: local_gid, remote: remote_gid } = self.route;
+                let primary = Path { local_gid, remote_gid, ..Path::default() };
+                let question = Req { service, pkey, primary, ..Req::default() };
                 self.id = Some(self.cm.send_sidr_req(now, &question, private).unwrap());
             }
             Message::SidrRep(rep) => self.cm.send_sidr_rep(self.id.unwrap(), &rep, private).unwrap(),

@@ -8,7 +8,7 @@ use mlx5_device::Answer;
 use mlx5_device::command::{CommandError, refusal, refuse_if};
 use mlx5_device::model::DeviceConfig;
 use roce::Now;
-use roce::cm::{CmError, Disconnect, Event, Route, SidrRequest, ack_timeout};
+use roce::cm::{CmError, Disconnect, Event, Route, ack_timeout};
 use roce::wire::Gid;
 use roce::wire::bth::DEFAULT_PKEY;
 use roce::wire::cm::{IpCm, Path, Rep, Req, SidrRep, reason};
@@ -130,37 +130,29 @@ impl Ids {
         let private = [&header[..], param.private].concat();
         let service = service_id(id.space, id.destination);
         let path = path(&self.devices, id, device);
+        let req = Req {
+            service,
+            ca_guid: device.guid,
+            qpn: param.fields.u32(conn::qp_num) & 0xff_ffff,
+            responder_resources: param.fields.u8(conn::responder_resources),
+            initiator_depth: param.fields.u8(conn::initiator_depth),
+            remote_response_timeout: self.timeouts.response_timeout,
+            transport: u8::from(id.qp_type == qp_type::UC),
+            flow_control: param.fields.u8(conn::flow_control) != 0,
+            starting_psn: id.starting_psn,
+            local_response_timeout: self.timeouts.response_timeout,
+            retry: param.fields.u8(conn::retry_count).min(7),
+            pkey: DEFAULT_PKEY,
+            path_mtu: device.mtu,
+            rnr_retry: param.fields.u8(conn::rnr_retry_count).min(7),
+            max_cm_retries: self.timeouts.max_retries,
+            srq: param.fields.u8(conn::srq) != 0,
+            primary: path,
+            ..Req::default()
+        };
         let made = if id.qp_type == qp_type::UD {
-            let route = Route { local: path.local_gid, remote: path.remote_gid };
-            let question = SidrRequest {
-                route,
-                service,
-                pkey: DEFAULT_PKEY,
-                response_timeout: self.timeouts.response_timeout,
-                retries: self.timeouts.max_retries,
-            };
-            self.cm.send_sidr_req(now, &question, &private)
+            self.cm.send_sidr_req(now, &req, &private)
         } else {
-            let req = Req {
-                service,
-                ca_guid: device.guid,
-                qpn: param.fields.u32(conn::qp_num) & 0xff_ffff,
-                responder_resources: param.fields.u8(conn::responder_resources),
-                initiator_depth: param.fields.u8(conn::initiator_depth),
-                remote_response_timeout: self.timeouts.response_timeout,
-                transport: u8::from(id.qp_type == qp_type::UC),
-                flow_control: param.fields.u8(conn::flow_control) != 0,
-                starting_psn: id.starting_psn,
-                local_response_timeout: self.timeouts.response_timeout,
-                retry: param.fields.u8(conn::retry_count).min(7),
-                pkey: DEFAULT_PKEY,
-                path_mtu: device.mtu,
-                rnr_retry: param.fields.u8(conn::rnr_retry_count).min(7),
-                max_cm_retries: self.timeouts.max_retries,
-                srq: param.fields.u8(conn::srq) != 0,
-                primary: path,
-                ..Req::default()
-            };
             self.cm.connect(now, &req, &private)
         };
         let connection = made.map_err(of_cm)?;

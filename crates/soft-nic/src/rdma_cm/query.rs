@@ -235,9 +235,9 @@ fn connected(
             let more = if reliable { mask(&[A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]) } else { 0 };
             Ok(Writer::new()
                 .u32(at::mask, common | more)
-                .bytes(at::ah_attr, &address_vector(device, &known.path))
+                .bytes(at::ah_attr, &address_vector(device, &known.primary))
                 .u32(at::path_mtu, u32::from(known.path_mtu.min(device.mtu)))
-                .u32(at::dest_qp_num, known.remote_qpn)
+                .u32(at::dest_qp_num, known.qpn)
                 // Our own, also before the other end was told.
                 .u32(at::rq_psn, id.starting_psn)
                 .u8(at::max_dest_rd_atomic, known.responder_resources)
@@ -248,8 +248,8 @@ fn connected(
             let more = mask(&[A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]);
             Ok(Writer::new()
                 .u32(at::mask, mask(&[A::SQ_PSN]) | if reliable { more } else { 0 })
-                .u32(at::sq_psn, known.sq_psn)
-                .u8(at::timeout, known.ack_timeout)
+                .u32(at::sq_psn, known.starting_psn)
+                .u8(at::timeout, known.primary.ack_timeout)
                 .u8(at::retry_cnt, known.retry)
                 .u8(at::rnr_retry, known.rnr_retry)
                 .u8(at::max_rd_atomic, known.initiator_depth))

@@ -11,15 +11,15 @@ fn a_connection_is_made_and_ended_as_linux_does_it() {
     assert_eq!(net.said(), "0:REQ 1:REP 0:RTU");
     let ours = net.ends[0].attributes(asking).unwrap();
     let theirs = net.ends[1].attributes(asked).unwrap();
-    assert_eq!((ours.remote_qpn, theirs.remote_qpn), (QPNS[1], QPNS[0]));
+    assert_eq!((ours.qpn, theirs.qpn), (QPNS[1], QPNS[0]));
     // Each end names the PSN that the other sends with.
-    assert_eq!((ours.rq_psn, ours.sq_psn, theirs.rq_psn, theirs.sq_psn), (0x111, 0x222, 0x222, 0x111));
+    assert_eq!((ours.starting_psn, theirs.starting_psn), (0x222, 0x111));
     assert_eq!((ours.responder_resources, ours.initiator_depth), (3, 2));
     assert_eq!((theirs.responder_resources, theirs.initiator_depth), (2, 3));
     assert_eq!((ours.rnr_retry, theirs.rnr_retry, ours.retry, theirs.retry), (5, 6, 7, 7));
-    assert_eq!((ours.ack_timeout, theirs.ack_timeout), (19, 19));
-    assert_eq!((ours.path.local_gid, theirs.path.local_gid), (gid(0), gid(1)));
-    assert_eq!((ours.path.remote_gid, theirs.path.remote_gid), (gid(1), gid(0)));
+    assert_eq!((ours.primary.ack_timeout, theirs.primary.ack_timeout), (19, 19));
+    assert_eq!((ours.primary.local_gid, theirs.primary.local_gid), (gid(0), gid(1)));
+    assert_eq!((ours.primary.remote_gid, theirs.primary.remote_gid), (gid(1), gid(0)));
 
     net.ends[0].disconnect(net.now, asking, b"").unwrap();
     let Some((1, Event::Disconnected { how: Disconnect::Asked, .. })) = net.next_event(END) else { panic!() };
@@ -225,9 +225,7 @@ fn a_datagram_service_is_found_refused_or_not_there_and_asked_once() {
         if listens {
             net.ends[1].listen(SERVICE, None, 8).unwrap();
         }
-        let route = Route { local: gid(0), remote: gid(1) };
-        let question =
-            SidrRequest { route, service: SERVICE, pkey: 0xffff, response_timeout: 20, retries: 3 };
+        let question = Req { max_cm_retries: 3, ..request() };
         net.ends[0].send_sidr_req(net.now, &question, b"ask").unwrap();
         if listens {
             let Some((1, Event::SidrRequested { id, private, .. })) = net.next_event(END) else { panic!() };
