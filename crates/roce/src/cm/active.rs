@@ -38,10 +38,8 @@ impl Cm {
         let (id, state) = (connection.id, connection.state);
         if !state.takes_rep() {
             // It stands, or will: the answer did not arrive.
-            return match connection.answer.clone().filter(|_| state == State::Established) {
-                Some(answer) => self.answer_again(route, answer),
-                None => Err(CmDrop::State { id, state }),
-            };
+            let answer = connection.answer.clone().filter(|_| state == State::Established);
+            return self.answer_again(route, answer.ok_or(CmDrop::OutOfState)?);
         }
         if let Some(other) = self.by_qpn.get(&(route.remote, rep.qpn)).copied().filter(|other| *other != id) {
             // Their QP has another connection, as far as we know: one of both ends has begun anew.
@@ -81,7 +79,7 @@ impl Cm {
         connection.state = match (message, state) {
             (0, State::ReqSent | State::ReqAcknowledged) => State::ReqAcknowledged,
             (1, State::RepSent | State::RepAcknowledged) => State::RepAcknowledged,
-            _ => return Err(CmDrop::State { id, state }),
+            _ => return Err(CmDrop::OutOfState),
         };
         if connection.state == State::ReqAcknowledged {
             connection.remote_id = Some(ids.local);

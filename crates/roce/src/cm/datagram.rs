@@ -25,28 +25,23 @@ impl Cm {
     ///
     /// Errors: no such question, another state, too much private data.
     pub fn send_sidr_rep(&mut self, id: ConnectionId, rep: &SidrRep, private: &[u8]) -> Result<(), CmError> {
-        self.owned_in(id, |state| state == State::SidrReqReceived, "SIDR_REP")?;
-        self.answer_sidr_req(id.0, rep, private)
-    }
-
-    /// Sends an answer, and keeps it for repeated requests.
-    fn answer_sidr_req(&mut self, id: u32, rep: &SidrRep, private: &[u8]) -> Result<(), CmError> {
-        let connection = self.connections.get(&id).ok_or(CmError::Gone { id })?;
+        let connection = self.owned_in(id, |state| state == State::SidrReqReceived, "SIDR_REP")?;
         let (route, transaction) = (connection.route, connection.transaction);
         let (request, service) = (connection.ids().remote, connection.attributes.service);
         let mad = encode(transaction, Message::SidrRep(SidrRep { request, service, ..*rep }), private)?;
         self.send(route, mad.clone());
+        // Kept for repeated requests.
         if self.sidr_reps.len() >= KEPT {
             self.sidr_reps.pop_front();
         }
         self.sidr_reps.push_back((SidrReqId { route, request, transaction }, mad));
-        self.remove(id);
+        self.remove(id.0);
         Ok(())
     }
 
     /// The program lets a question go without an answer.
-    pub(super) fn refuse_sidr_req(&mut self, id: u32) -> Result<(), CmError> {
-        self.answer_sidr_req(id, &refusal(0, 0, REFUSED), &[])
+    pub(super) fn refuse_sidr_req(&mut self, id: ConnectionId) -> Result<(), CmError> {
+        self.send_sidr_rep(id, &refusal(0, 0, REFUSED), &[])
     }
 
     pub(super) fn take_sidr_req(
@@ -60,9 +55,8 @@ impl Cm {
         if let Some((_, answer)) = self.sidr_reps.iter().find(|(kept, _)| *kept == question) {
             return self.answer_again(route, answer.clone());
         }
-        if let Some(id) = self.by_peer.get(&(route.remote, request)).copied() {
-            let state = self.state(ConnectionId(id)).unwrap_or(State::SidrReqReceived);
-            return Err(CmDrop::State { id, state });
+        if self.by_peer.contains_key(&(route.remote, request)) {
+            return Err(CmDrop::OutOfState);
         }
         let Some(key) = self.listener(service, route.local) else {
             self.send_message(route, mad.transaction, unsupported(request, service));
@@ -82,10 +76,8 @@ impl Cm {
         private: &[u8],
     ) -> Result<(), CmDrop> {
         let id = rep.request;
-        let found = self.connections.get(&id).filter(|found| found.route.remote == route.remote);
-        let state = found.ok_or(CmDrop::NoConnection { id })?.state;
-        if state != State::SidrReqSent {
-            return Err(CmDrop::State { id, state });
+        if self.of_peer(route, id)?.state != State::SidrReqSent {
+            return Err(CmDrop::OutOfState);
         }
         let (rep, private) = (Box::new(*rep), private.to_vec());
         self.tell(id, Event::SidrReplied { id: ConnectionId(id), rep, private });

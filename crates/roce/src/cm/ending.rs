@@ -19,12 +19,7 @@ impl Cm {
         info: &[u8],
         private: &[u8],
     ) -> Result<(), CmError> {
-        self.owned_in(id, State::may_reject, "REJ")?;
-        self.send_rej(now, id.0, why, info, private)
-    }
-
-    fn send_rej(&mut self, now: Now, id: u32, why: u16, info: &[u8], private: &[u8]) -> Result<(), CmError> {
-        let connection = self.connections.get(&id).ok_or(CmError::Gone { id })?;
+        let connection = self.owned_in(id, State::may_reject, "REJ")?;
         let refused = match connection.state {
             State::ReqReceived | State::ReqPostponed => OF_REQ,
             State::RepReceived => OF_REP,
@@ -32,12 +27,13 @@ impl Cm {
         };
         let message = Message::Rej(rej(connection.ids(), refused, why, info));
         let mad = encode(connection.transaction, message, private)?;
-        self.send(connection.route, mad);
+        let route = connection.route;
+        self.send(route, mad);
         if refused == OF_REQ {
-            self.remove(id);
+            self.remove(id.0);
         } else {
             // The other end may have sent already.
-            self.rest(now, id);
+            self.rest(now, id.0);
         }
         Ok(())
     }
@@ -46,64 +42,49 @@ impl Cm {
     ///
     /// Errors: no such connection, another state, too much private data.
     pub fn disconnect(&mut self, now: Now, id: ConnectionId, private: &[u8]) -> Result<(), CmError> {
-        match self.owned(id)?.state {
-            State::Established => self.send_dreq(now, id.0, private),
-            State::DreqReceived => self.send_drep(now, id.0, private),
-            state => Err(CmError::State { id: id.0, state, command: "DREQ" }),
+        let begun = self.names.transaction(id.0);
+        let connection = self.owned_in(id, State::may_disconnect, "DREQ")?;
+        let (route, ids) = (connection.route, connection.ids());
+        if connection.state == State::Established {
+            let dreq = Message::Dreq(Dreq { ids, qpn: connection.attributes.qpn });
+            let mad = encode(begun, dreq, private)?;
+            connection.state = State::DreqSent;
+            self.send_awaiting(now, id.0, mad);
+        } else {
+            let mad = encode(connection.transaction, Message::Drep(ids), private)?;
+            self.send(route, mad);
+            self.rest(now, id.0);
         }
-    }
-
-    fn send_dreq(&mut self, now: Now, id: u32, private: &[u8]) -> Result<(), CmError> {
-        let connection = self.connections.get_mut(&id).ok_or(CmError::Gone { id })?;
-        let message = Message::Dreq(Dreq { ids: connection.ids(), qpn: connection.attributes.qpn });
-        let mad = encode(self.names.transaction(id), message, private)?;
-        connection.state = State::DreqSent;
-        self.send_awaiting(now, id, mad);
-        Ok(())
-    }
-
-    fn send_drep(&mut self, now: Now, id: u32, private: &[u8]) -> Result<(), CmError> {
-        let connection = self.connections.get_mut(&id).ok_or(CmError::Gone { id })?;
-        let mad = encode(connection.transaction, Message::Drep(connection.ids()), private)?;
-        connection.answer = Some(mad.clone());
-        let route = connection.route;
-        self.send(route, mad);
-        self.rest(now, id);
         Ok(())
     }
 
     /// The program lets go: the other end is told what it must know, and no event of the connection follows.
     pub fn release_connection(&mut self, now: Now, id: ConnectionId) {
         let Ok(connection) = self.owned(id) else { return };
-        connection.owned = false;
-        let id = id.0;
         // A peer that times out before it knows our id is known by its HCA (IBTA vol. 1 §12.6.7.2, reason 4).
         let guid = connection.attributes.ca_guid.to_be_bytes();
         let state = connection.state;
         let told = match state {
-            State::ReqSent | State::ReqAcknowledged => self.send_rej(now, id, reason::TIMEOUT, &guid, &[]),
-            State::ReqReceived
-            | State::ReqPostponed
-            | State::RepSent
-            | State::RepAcknowledged
-            | State::RepReceived => self.send_rej(now, id, reason::CONSUMER, &[], &[]),
-            State::Established => self.send_dreq(now, id, &[]),
-            State::DreqReceived => self.send_drep(now, id, &[]),
-            // The first two go on by themselves.
-            State::DreqSent | State::TimeWait | State::SidrReqSent => Ok(()),
+            State::ReqSent | State::ReqAcknowledged => self.reject(now, id, reason::TIMEOUT, &guid, &[]),
+            state if state.may_reject() => self.reject(now, id, reason::CONSUMER, &[], &[]),
+            state if state.may_disconnect() => self.disconnect(now, id, &[]),
             State::SidrReqReceived => self.refuse_sidr_req(id),
+            // A DREQ that was sent and a rest go on by themselves, and a SIDR_REQ of ours needs no word.
+            _ => Ok(()),
         };
         // No private data always fits.
         debug_assert_eq!(told, Ok(()));
         if matches!(state, State::ReqSent | State::ReqAcknowledged | State::SidrReqSent) {
-            self.remove(id);
+            self.remove(id.0);
+        } else if let Ok(connection) = self.owned(id) {
+            connection.owned = false;
         }
     }
 
     /// The other end's QP shows that it has forgotten this connection.
     pub(super) fn end_stale(&mut self, now: Now, id: u32) {
         if self.state(ConnectionId(id)) == Some(State::Established) {
-            let told = self.send_dreq(now, id, &[]);
+            let told = self.disconnect(now, ConnectionId(id), &[]);
             debug_assert_eq!(told, Ok(()));
         }
     }
@@ -124,7 +105,7 @@ impl Cm {
         };
         let (id, state) = (connection.id, connection.state);
         if connection.local_qpn != qpn {
-            return Err(CmDrop::WrongQpn { id, qpn });
+            return Err(CmDrop::OutOfState);
         }
         if state == State::TimeWait {
             self.counters.answered_again += 1;
@@ -132,7 +113,7 @@ impl Cm {
             return Ok(());
         }
         if !state.takes_dreq() {
-            return Err(CmDrop::State { id, state });
+            return Err(CmDrop::OutOfState);
         }
         connection.state = State::DreqReceived;
         connection.transaction = mad.transaction;
@@ -149,11 +130,8 @@ impl Cm {
     }
 
     pub(super) fn take_drep(&mut self, now: Now, route: Route, ids: Ids) -> Result<(), CmDrop> {
-        let connection = self.named(route, ids)?;
+        let connection = self.named_in(route, ids, State::takes_drep)?;
         let (id, state) = (connection.id, connection.state);
-        if !state.takes_drep() {
-            return Err(CmDrop::State { id, state });
-        }
         if state == State::DreqSent {
             self.tell(id, Event::Disconnected { id: ConnectionId(id), how: Disconnect::Answered });
         }
@@ -172,22 +150,18 @@ impl Cm {
             // A peer that timed out before our answer came knows its own id only.
             (0, reason::TIMEOUT) => {
                 let known = self.by_peer.get(&(route.remote, rej.ids.local)).copied();
-                let id = known.ok_or(CmDrop::NoConnection { id: 0 })?;
+                let id = known.ok_or(CmDrop::NoConnection)?;
                 self.named(route, Ids { local: rej.ids.local, remote: id })?
             }
             // A peer that refuses a REQ need not have made an id.
-            _ if rej.message == OF_REQ && rej.ids.local == 0 => {
-                let id = rej.ids.remote;
-                let found = self.connections.get_mut(&id).filter(|found| found.route.remote == route.remote);
-                found.ok_or(CmDrop::NoConnection { id })?
-            }
+            _ if rej.message == OF_REQ && rej.ids.local == 0 => self.of_peer(route, rej.ids.remote)?,
             _ => self.named(route, rej.ids)?,
         };
         let (id, state) = (connection.id, connection.state);
         // Of the REQ, when that has been answered: it came twice, and the second one late.
         let late = state.rests_after_rej() && rej.message == OF_REQ;
         if late || !(state.takes_rej() || state.rests_after_rej()) {
-            return Err(CmDrop::State { id, state });
+            return Err(CmDrop::OutOfState);
         }
         let (refusal, private) = (Box::new(*rej), private.to_vec());
         self.tell(id, Event::Rejected { id: ConnectionId(id), rej: refusal, private });

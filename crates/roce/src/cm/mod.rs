@@ -139,8 +139,9 @@ impl Cm {
 
     /// Takes a MAD that arrived at QP1. The error says why it was dropped; it is counted.
     pub fn handle_mad(&mut self, now: Now, route: Route, mad: &[u8]) -> Result<(), CmDrop> {
-        let taken = CmMad::decode(mad).map_err(CmDrop::Wire).and_then(|mad| self.take(now, route, &mad));
-        match &taken {
+        let decoded = CmMad::decode(mad).map_err(|_| CmDrop::Malformed);
+        let taken = decoded.and_then(|mad| self.take(now, route, &mad));
+        match taken {
             Ok(()) => self.counters.taken += 1,
             Err(drop) => self.counters.count(drop),
         }
@@ -233,12 +234,26 @@ impl Cm {
 
     /// A connection that a message names by our id, if the message comes from its other end.
     fn named(&mut self, route: Route, ids: Ids) -> Result<&mut Connection, CmDrop> {
-        let found = self.connections.get_mut(&ids.remote).ok_or(CmDrop::NoConnection { id: ids.remote })?;
+        let found = self.of_peer(route, ids.remote)?;
         let known = found.remote_id.is_none_or(|remote| remote == ids.local);
-        if found.route.remote != route.remote || !known {
-            return Err(CmDrop::NoConnection { id: ids.remote });
-        }
-        Ok(found)
+        if known { Ok(found) } else { Err(CmDrop::NoConnection) }
+    }
+
+    /// The same of a message that some states take.
+    fn named_in(
+        &mut self,
+        route: Route,
+        ids: Ids,
+        takes: impl Fn(State) -> bool,
+    ) -> Result<&mut Connection, CmDrop> {
+        let found = self.named(route, ids)?;
+        if takes(found.state) { Ok(found) } else { Err(CmDrop::OutOfState) }
+    }
+
+    /// A connection by our id alone, of a message that comes from its other end.
+    fn of_peer(&mut self, route: Route, id: u32) -> Result<&mut Connection, CmDrop> {
+        let found = self.connections.get_mut(&id).filter(|found| found.route.remote == route.remote);
+        found.ok_or(CmDrop::NoConnection)
     }
 
     /// The connection of a command.

@@ -77,7 +77,7 @@ impl Cm {
 
     /// A REQ that came before.
     fn take_req_again(&mut self, route: Route, mad: &CmMad<'_>, id: u32) -> Result<(), CmDrop> {
-        let Some(connection) = self.connections.get(&id) else { return Err(CmDrop::NoConnection { id }) };
+        let Some(connection) = self.connections.get(&id) else { return Err(CmDrop::NoConnection) };
         let (ids, state, timeout) = (connection.ids(), connection.state, connection.postponed);
         let answer = match state {
             State::ReqPostponed => Message::Mra(Mra { ids, message: 0, timeout }),
@@ -87,7 +87,7 @@ impl Cm {
                 let again = connection.sent.as_ref().map(|sent| sent.mad.clone());
                 return again.map_or(Ok(()), |mad| self.answer_again(route, mad));
             }
-            _ => return Err(CmDrop::State { id, state }),
+            _ => return Err(CmDrop::OutOfState),
         };
         self.counters.answered_again += 1;
         self.send_message(route, mad.transaction, answer);
@@ -95,12 +95,9 @@ impl Cm {
     }
 
     pub(super) fn take_rtu(&mut self, route: Route, ids: Ids, private: &[u8]) -> Result<(), CmDrop> {
-        let connection = self.named(route, ids)?;
-        let (id, state) = (connection.id, connection.state);
-        if !state.takes_rtu() {
-            return Err(CmDrop::State { id, state });
-        }
+        let connection = self.named_in(route, ids, State::takes_rtu)?;
         connection.state = State::Established;
+        let id = connection.id;
         self.answered(id);
         self.tell(id, Event::Established { id: ConnectionId(id), private: private.to_vec() });
         Ok(())

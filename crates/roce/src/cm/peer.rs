@@ -1,7 +1,6 @@
 //! What the connection manager tells: events to programs, errors of commands, reasons of drops.
 
 use super::{ConnectionId, Route, State};
-use crate::wire::WireError;
 use crate::wire::cm::{Rej, Rep, Req, SidrRep};
 
 /// Why a command was refused.
@@ -19,20 +18,13 @@ pub enum CmError {
     Full { limit: usize },
 }
 
-/// Why a MAD was dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+/// Why a MAD was dropped, as [`CmCounters`] count it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CmDrop {
-    #[error(transparent)]
-    Wire(WireError),
-    #[error("no connection {id:#010x} with this other end")]
-    NoConnection { id: u32 },
-    /// Its connection takes no such message where it stands: late, or sent again.
-    #[error("connection {id:#010x} is in {state:?}, which takes no such message")]
-    State { id: u32, state: State },
-    #[error("connection {id:#010x} has another QP than {qpn:#x}")]
-    WrongQpn { id: u32, qpn: u32 },
+    Malformed,
+    NoConnection,
+    OutOfState,
     /// There is no room for what it asks; it will be asked again.
-    #[error("no room for another request")]
     Full,
 }
 
@@ -60,11 +52,11 @@ crate::counters! {
 }
 
 impl CmCounters {
-    pub(super) fn count(&mut self, drop: &CmDrop) {
+    pub(super) fn count(&mut self, drop: CmDrop) {
         let place = match drop {
-            CmDrop::Wire(_) => &mut self.malformed,
-            CmDrop::NoConnection { .. } => &mut self.no_connection,
-            CmDrop::State { .. } | CmDrop::WrongQpn { .. } => &mut self.out_of_state,
+            CmDrop::Malformed => &mut self.malformed,
+            CmDrop::NoConnection => &mut self.no_connection,
+            CmDrop::OutOfState => &mut self.out_of_state,
             CmDrop::Full => &mut self.full,
         };
         *place += 1;

@@ -71,6 +71,11 @@ impl State {
         matches!(self, Self::ReqReceived | Self::ReqPostponed)
     }
 
+    /// The program may end it, or answer the other end's wish to.
+    pub(super) const fn may_disconnect(self) -> bool {
+        matches!(self, Self::Established | Self::DreqReceived)
+    }
+
     /// The program may refuse what came.
     pub(super) const fn may_reject(self) -> bool {
         self.takes_rej() || matches!(self, Self::RepReceived)

@@ -98,7 +98,9 @@ impl LocalManager {
     }
 
     fn hear(&mut self, number: usize, mad: &[u8]) {
-        self.cm.handle_mad(Now(0), self.route, mad).unwrap_or_else(|drop| panic!("packet {number}: {drop}"));
+        self.cm
+            .handle_mad(Now(0), self.route, mad)
+            .unwrap_or_else(|drop| panic!("packet {number}: {drop:?}"));
         while let Some(event) = self.cm.poll_event() {
             if let Event::Requested { id, .. } | Event::SidrRequested { id, .. } = event {
                 self.id = Some(id);
