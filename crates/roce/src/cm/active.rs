@@ -46,8 +46,8 @@ impl Cm {
             let refusal = rej(rep.ids.turned(), 1, reason::STALE_CONNECTION, &[]);
             self.send_message(route, mad.transaction, Message::Rej(refusal));
             self.end_stale(now, other);
-            let rej = Box::new(Rej { ids: rep.ids, ..refusal });
-            self.tell(id, Event::Rejected { id: ConnectionId(id), rej, private: Vec::new() });
+            let rej = Message::Rej(Rej { ids: rep.ids, ..refusal });
+            self.tell(id, Cause::Received(rej, Vec::new()));
             self.remove(id);
             return Ok(());
         }
@@ -66,8 +66,7 @@ impl Cm {
         attributes.primary.ack_timeout = ack_timeout(rep.target_ack_delay, lifetime);
         self.by_peer.insert((route.remote, rep.ids.local), id);
         self.by_qpn.insert((route.remote, rep.qpn), id);
-        let private = mad.private.to_vec();
-        self.tell(id, Event::Replied { id: ConnectionId(id), rep: *rep, private });
+        self.tell(id, mad.into());
         Ok(())
     }
 

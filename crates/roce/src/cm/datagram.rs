@@ -50,7 +50,7 @@ impl Cm {
         mad: &CmMad<'_>,
         req: &SidrReq,
     ) -> Result<(), CmDrop> {
-        let SidrReq { request, pkey, service } = *req;
+        let SidrReq { request, service, .. } = *req;
         let question = SidrReqId { route, request, transaction: mad.transaction };
         if let Some((_, answer)) = self.sidr_reps.iter().find(|(kept, _)| *kept == question) {
             return self.answer_again(route, answer.clone());
@@ -64,23 +64,21 @@ impl Cm {
         };
         let fill = |connection: &mut Connection| connection.attributes.service = service;
         let id = self.admit(key, (State::SidrReqReceived, route), request, mad.transaction, fill)?;
-        let private = mad.private.to_vec();
-        self.tell(id.0, Event::SidrRequested { id, route, service, pkey, private });
+        self.tell(id.0, mad.into());
         Ok(())
     }
 
     pub(super) fn take_sidr_rep(
         &mut self,
         route: Route,
+        mad: &CmMad<'_>,
         rep: &SidrRep,
-        private: &[u8],
     ) -> Result<(), CmDrop> {
         let id = rep.request;
         if self.of_peer(route, id)?.state != State::SidrReqSent {
             return Err(CmDrop::OutOfState);
         }
-        let (rep, private) = (Box::new(*rep), private.to_vec());
-        self.tell(id, Event::SidrReplied { id: ConnectionId(id), rep, private });
+        self.tell(id, mad.into());
         self.remove(id);
         Ok(())
     }

@@ -120,7 +120,7 @@ impl Cm {
         let owned = connection.owned;
         self.answered(id);
         if owned {
-            self.tell(id, Event::Disconnected { id: ConnectionId(id), how: Disconnect::Asked });
+            self.tell(id, mad.into());
         } else {
             // Both ends ended it at once, and ours has no answer to send.
             self.send_message(route, mad.transaction, drep);
@@ -129,11 +129,17 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn take_drep(&mut self, now: Now, route: Route, ids: Ids) -> Result<(), CmDrop> {
+    pub(super) fn take_drep(
+        &mut self,
+        now: Now,
+        route: Route,
+        mad: &CmMad<'_>,
+        ids: Ids,
+    ) -> Result<(), CmDrop> {
         let connection = self.named_in(route, ids, State::takes_drep)?;
         let (id, state) = (connection.id, connection.state);
         if state == State::DreqSent {
-            self.tell(id, Event::Disconnected { id: ConnectionId(id), how: Disconnect::Answered });
+            self.tell(id, mad.into());
         }
         self.rest(now, id);
         Ok(())
@@ -143,8 +149,8 @@ impl Cm {
         &mut self,
         now: Now,
         route: Route,
+        mad: &CmMad<'_>,
         rej: &Rej,
-        private: &[u8],
     ) -> Result<(), CmDrop> {
         let connection = match (rej.ids.remote, rej.reason) {
             // A peer that timed out before our answer came knows its own id only.
@@ -163,8 +169,7 @@ impl Cm {
         if late || !(state.takes_rej() || state.rests_after_rej()) {
             return Err(CmDrop::OutOfState);
         }
-        let (refusal, private) = (Box::new(*rej), private.to_vec());
-        self.tell(id, Event::Rejected { id: ConnectionId(id), rej: refusal, private });
+        self.tell(id, mad.into());
         if state.rests_after_rej() || rej.reason == reason::STALE_CONNECTION {
             self.rest(now, id);
         } else {

@@ -36,7 +36,7 @@ use connection::{Connection, Sent, SidrReqId};
 pub use connection::{ConnectionId, Route};
 use names::Names;
 pub use names::slot_of;
-pub use peer::{CmCounters, CmDrop, CmError, Disconnect, Event};
+pub use peer::{Cause, CmCounters, CmDrop, CmError, Event};
 pub use state::State;
 
 /// What a time code multiplies (IBTA vol. 1 §12.6).
@@ -152,13 +152,13 @@ impl Cm {
         match &mad.message {
             Message::Req(req) => self.take_req(now, route, mad, req),
             Message::Mra(mra) => self.take_mra(now, route, mra),
-            Message::Rej(rej) => self.take_rej(now, route, rej, mad.private),
+            Message::Rej(rej) => self.take_rej(now, route, mad, rej),
             Message::Rep(rep) => self.take_rep(now, route, mad, rep),
-            Message::Rtu(ids) => self.take_rtu(route, *ids, mad.private),
+            Message::Rtu(ids) => self.take_rtu(route, mad, *ids),
             Message::Dreq(dreq) => self.take_dreq(now, route, mad, dreq),
-            Message::Drep(ids) => self.take_drep(now, route, *ids),
+            Message::Drep(ids) => self.take_drep(now, route, mad, *ids),
             Message::SidrReq(req) => self.take_sidr_req(route, mad, req),
-            Message::SidrRep(rep) => self.take_sidr_rep(route, rep, mad.private),
+            Message::SidrRep(rep) => self.take_sidr_rep(route, mad, rep),
         }
     }
 
@@ -290,9 +290,9 @@ impl Cm {
     }
 
     /// Tells the program, unless it has let the connection go.
-    fn tell(&mut self, id: u32, event: Event) {
-        if self.connections.get(&id).is_none_or(|connection| connection.owned) {
-            self.events.push_back(event);
+    fn tell(&mut self, id: u32, cause: Cause) {
+        if let Some(connection) = self.connections.get(&id).filter(|connection| connection.owned) {
+            self.events.push_back(Event { id: ConnectionId(id), route: connection.route, cause });
         }
     }
 

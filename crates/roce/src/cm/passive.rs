@@ -35,9 +35,11 @@ impl Cm {
     ///
     /// Errors: no such connection, another state.
     pub fn establish(&mut self, id: ConnectionId) -> Result<(), CmError> {
-        self.owned_in(id, State::takes_rtu, "data that came")?.state = State::Established;
+        let connection = self.owned_in(id, State::takes_rtu, "data that came")?;
+        connection.state = State::Established;
+        let rtu = Message::Rtu(connection.ids().turned());
         self.answered(id.0);
-        self.tell(id.0, Event::Established { id, private: Vec::new() });
+        self.tell(id.0, Cause::Received(rtu, Vec::new()));
         Ok(())
     }
 
@@ -70,8 +72,7 @@ impl Cm {
         };
         let id = self.admit(key, (State::ReqReceived, route), req.local_id, mad.transaction, fill)?;
         self.by_qpn.insert((route.remote, req.qpn), id.0);
-        let (req, private) = (Box::new(*req), mad.private.to_vec());
-        self.tell(id.0, Event::Requested { id, route, req, private });
+        self.tell(id.0, mad.into());
         Ok(())
     }
 
@@ -94,12 +95,12 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn take_rtu(&mut self, route: Route, ids: Ids, private: &[u8]) -> Result<(), CmDrop> {
+    pub(super) fn take_rtu(&mut self, route: Route, mad: &CmMad<'_>, ids: Ids) -> Result<(), CmDrop> {
         let connection = self.named_in(route, ids, State::takes_rtu)?;
         connection.state = State::Established;
         let id = connection.id;
         self.answered(id);
-        self.tell(id, Event::Established { id: ConnectionId(id), private: private.to_vec() });
+        self.tell(id, mad.into());
         Ok(())
     }
 

@@ -1,7 +1,7 @@
-//! What the connection manager tells: events to programs, errors of commands, reasons of drops.
+//! What the connection manager tells: events of programs, errors of commands, reasons of drops.
 
 use super::{ConnectionId, Route, State};
-use crate::wire::cm::{Rej, Rep, Req, SidrRep};
+use crate::wire::cm::{CmMad, Message};
 
 /// Why a command was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -63,67 +63,33 @@ impl CmCounters {
     }
 }
 
-/// How a connection came to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Disconnect {
-    /// The other end asks: answer by [`super::Cm::disconnect`].
-    Asked,
-    /// The other end answered.
-    Answered,
-    Unanswered,
+/// What a program is to know of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    pub id: ConnectionId,
+    pub route: Route,
+    pub cause: Cause,
 }
 
-/// What a program is to know. Private data is the whole room of the message, zeroes at its end included.
+/// Why a program is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// A peer asks for a connection: accept or reject.
-    Requested {
-        id: ConnectionId,
-        route: Route,
-        req: Box<Req>,
-        /// 92 bytes.
-        private: Vec<u8>,
-    },
-    /// The request was accepted: say that you are ready.
-    Replied {
-        id: ConnectionId,
-        rep: Rep,
-        /// 196 bytes.
-        private: Vec<u8>,
-    },
-    /// The other end is ready: the connection stands.
-    Established {
-        id: ConnectionId,
-        /// 224 bytes.
-        private: Vec<u8>,
-    },
-    /// Refused; the connection is no more, or rests.
-    Rejected {
-        id: ConnectionId,
-        rej: Box<Rej>,
-        /// 148 bytes.
-        private: Vec<u8>,
-    },
+pub enum Cause {
+    /// The other end's message, and the whole room of its private data, zeroes at its end included.
+    ///
+    /// A REQ or a SIDR_REQ asks: accept or reject. A REP accepts: say that you are ready. With an RTU, or data in its place, the
+    /// connection stands. A DREQ wants to end it: answer by [`super::Cm::disconnect`]. With a DREP it is over, with a REJ it is no
+    /// more, or rests, and with a SIDR_REP the question is no more.
+    Received(Message, Vec<u8>),
     /// No answer, however often it was asked; the connection is no more.
-    Unreachable { id: ConnectionId },
-    /// It is over.
-    Disconnected { id: ConnectionId, how: Disconnect },
+    Unreachable,
+    /// It is over, though no answer to our DREQ came.
+    Unanswered,
     /// Its names may be given again; the connection is no more.
-    TimeWaitOver { id: ConnectionId },
-    /// A peer asks for a datagram service's QP.
-    SidrRequested {
-        id: ConnectionId,
-        route: Route,
-        service: u64,
-        pkey: u16,
-        /// 216 bytes.
-        private: Vec<u8>,
-    },
-    SidrReplied {
-        /// The question, which is no more.
-        id: ConnectionId,
-        rep: Box<SidrRep>,
-        /// 136 bytes.
-        private: Vec<u8>,
-    },
+    TimeWaitOver,
+}
+
+impl From<&CmMad<'_>> for Cause {
+    fn from(mad: &CmMad<'_>) -> Cause {
+        Cause::Received(mad.message, mad.private.to_vec())
+    }
 }

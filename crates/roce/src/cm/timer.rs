@@ -1,6 +1,6 @@
 //! Time: what was not answered is sent again, and what is over rests.
 
-use super::{Cm, ConnectionId, Disconnect, Event, State, code_ns};
+use super::{Cause, Cm, State, code_ns};
 use crate::Now;
 
 impl Cm {
@@ -29,18 +29,17 @@ impl Cm {
     /// The last attempt has not been answered either, or the rest is over.
     fn give_up(&mut self, now: Now, id: u32) {
         let Some(connection) = self.connections.get(&id) else { return };
-        let name = ConnectionId(id);
         match connection.state {
             State::DreqSent => {
-                self.tell(id, Event::Disconnected { id: name, how: Disconnect::Unanswered });
+                self.tell(id, Cause::Unanswered);
                 self.rest(now, id);
             }
             State::TimeWait => {
-                self.tell(id, Event::TimeWaitOver { id: name });
+                self.tell(id, Cause::TimeWaitOver);
                 self.remove(id);
             }
             _ => {
-                self.tell(id, Event::Unreachable { id: name });
+                self.tell(id, Cause::Unreachable);
                 self.remove(id);
             }
         }

@@ -5,7 +5,7 @@
 //! ids, and the transaction of an exchange that it begins. Nothing else may differ.
 
 use roce::Now;
-use roce::cm::{Cm, CmConfig, ConnectionId, Disconnect, Event, Route};
+use roce::cm::{Cause, Cm, CmConfig, ConnectionId, Event, Route};
 use roce::testing::frame::Frame;
 use roce::wire::Gid;
 use roce::wire::cm::{CmMad, Dreq, Ids, Message, Path, Req, SidrReq};
@@ -102,7 +102,9 @@ impl LocalManager {
             .handle_mad(Now(0), self.route, mad)
             .unwrap_or_else(|drop| panic!("packet {number}: {drop:?}"));
         while let Some(event) = self.cm.poll_event() {
-            if let Event::Requested { id, .. } | Event::SidrRequested { id, .. } = event {
+            if let Event { id, cause: Cause::Received(Message::Req(_), _), .. }
+            | Event { id, cause: Cause::Received(Message::SidrReq(_), _), .. } = event
+            {
                 self.id = Some(id);
             }
             self.events.push(event);
@@ -189,14 +191,14 @@ fn both_sides_of_every_conversation_say_what_the_kernel_said() {
     assert_eq!((conversations.len(), frames), (5, 19));
     let told = |client: bool| -> Vec<Vec<&'static str>> {
         let name = |event: &Event| match event {
-            Event::Requested { .. } => "requested",
-            Event::Replied { .. } => "replied",
-            Event::Established { .. } => "established",
-            Event::Rejected { .. } => "rejected",
-            Event::Disconnected { how: Disconnect::Asked, .. } => "asked to end",
-            Event::Disconnected { how: Disconnect::Answered, .. } => "ended",
-            Event::SidrRequested { .. } => "asked",
-            Event::SidrReplied { .. } => "answered",
+            Event { cause: Cause::Received(Message::Req(_), _), .. } => "requested",
+            Event { cause: Cause::Received(Message::Rep(_), _), .. } => "replied",
+            Event { cause: Cause::Received(Message::Rtu(_), _), .. } => "established",
+            Event { cause: Cause::Received(Message::Rej(_), _), .. } => "rejected",
+            Event { cause: Cause::Received(Message::Dreq(_), _), .. } => "asked to end",
+            Event { cause: Cause::Received(Message::Drep(_), _), .. } => "ended",
+            Event { cause: Cause::Received(Message::SidrReq(_), _), .. } => "asked",
+            Event { cause: Cause::Received(Message::SidrRep(_), _), .. } => "answered",
             other => panic!("{other:?}"),
         };
         conversations.iter().map(|one| replay(one, client).iter().map(name).collect()).collect()

@@ -8,10 +8,10 @@ use mlx5_device::Answer;
 use mlx5_device::command::{CommandError, refusal, refuse_if};
 use mlx5_device::model::DeviceConfig;
 use roce::Now;
-use roce::cm::{CmError, Disconnect, Event, Route, ack_timeout};
+use roce::cm::{Cause, CmError, Event, Route, ack_timeout};
 use roce::wire::Gid;
 use roce::wire::bth::DEFAULT_PKEY;
-use roce::wire::cm::{IpCm, Path, Rep, Req, SidrRep, reason};
+use roce::wire::cm::{IpCm, Message, Path, Rep, Req, SidrRep, reason};
 
 use super::address::Address;
 use super::ids::{Id, Ids, Stage, gid_index, port_gid, qp_type, service_id, space};
@@ -231,28 +231,30 @@ impl Ids {
 
     /// Turns an event of the connection manager into the program's.
     pub fn take_event(&mut self, told: Event) {
-        let (connection, kind, status) = match &told {
-            Event::Requested { id, route, req, private } => {
-                return self.take_request(*id, *route, (req.service, req.pkey), private, Some(req));
-            }
-            Event::SidrRequested { id, route, service, pkey, private } => {
-                return self.take_request(*id, *route, (*service, *pkey), private, None);
-            }
-            Event::Replied { id, .. } => (*id, event::CONNECT_RESPONSE, 0),
-            Event::Established { id, .. } => (*id, event::ESTABLISHED, 0),
-            Event::Rejected { id, rej, .. } => (*id, event::REJECTED, i32::from(rej.reason)),
-            Event::Unreachable { id } => (*id, event::UNREACHABLE, -libc::ETIMEDOUT),
-            Event::Disconnected { id, how: Disconnect::Unanswered } => {
-                (*id, event::DISCONNECTED, -libc::ETIMEDOUT)
-            }
-            Event::Disconnected { id, .. } => (*id, event::DISCONNECTED, 0),
-            Event::TimeWaitOver { id } => (*id, event::TIMEWAIT_EXIT, 0),
-            Event::SidrReplied { id, rep, .. } if rep.status == 0 => (*id, event::ESTABLISHED, 0),
-            Event::SidrReplied { id, rep, .. } => (*id, event::UNREACHABLE, i32::from(rep.status)),
+        let Event { id: connection, route, cause } = told;
+        let (kind, status) = match &cause {
+            Cause::Received(message, private) => match message {
+                Message::Req(req) => {
+                    return self.take_request(connection, route, (req.service, req.pkey), private, Some(req));
+                }
+                Message::SidrReq(req) => {
+                    return self.take_request(connection, route, (req.service, req.pkey), private, None);
+                }
+                Message::Rep(_) => (event::CONNECT_RESPONSE, 0),
+                Message::Rtu(_) => (event::ESTABLISHED, 0),
+                Message::Rej(rej) => (event::REJECTED, i32::from(rej.reason)),
+                Message::Dreq(_) | Message::Drep(_) => (event::DISCONNECTED, 0),
+                Message::SidrRep(rep) if rep.status == 0 => (event::ESTABLISHED, 0),
+                Message::SidrRep(rep) => (event::UNREACHABLE, i32::from(rep.status)),
+                Message::Mra(_) => return,
+            },
+            Cause::Unreachable => (event::UNREACHABLE, -libc::ETIMEDOUT),
+            Cause::Unanswered => (event::DISCONNECTED, -libc::ETIMEDOUT),
+            Cause::TimeWaitOver => (event::TIMEWAIT_EXIT, 0),
         };
         let Some(number) = self.of_connection.get(&connection).copied() else { return };
         let Some(id) = self.ids.get_mut(&number) else { return };
-        if let Some(why) = why_not(&told) {
+        if let Some(why) = why_not(&cause) {
             let (from, to) = (id.source, id.destination);
             self.reasons.note_connection(format!("{from} to {to}: {why}"));
         }
@@ -263,10 +265,12 @@ impl Ids {
             id.stage = Stage::Disconnected;
         }
         let device = id.device.and_then(|device| self.devices.get(device));
-        let param = match &told {
-            Event::Replied { rep, private, .. } => with_private(conn_param!(rep), CONN_PRIVATE, private),
-            Event::Rejected { private, .. } => with_private(Writer::new(), CONN_PRIVATE, private),
-            Event::SidrReplied { rep, private, .. } => {
+        let param = match &cause {
+            Cause::Received(Message::Rep(rep), private) => {
+                with_private(conn_param!(rep), CONN_PRIVATE, private)
+            }
+            Cause::Received(Message::Rej(_), private) => with_private(Writer::new(), CONN_PRIVATE, private),
+            Cause::Received(Message::SidrRep(rep), private) => {
                 id.qkey = rep.qkey;
                 let vector = device.map(|device| address_vector(device, &path(&self.devices, id, device)));
                 let param = Writer::new().u32(ud::qp_num, rep.qpn).u32(ud::qkey, rep.qkey);
@@ -356,9 +360,9 @@ impl Ids {
 }
 
 /// Why a connection does not come about, if it does not.
-fn why_not(told: &Event) -> Option<String> {
-    let why = match told {
-        Event::Rejected { rej, private, .. } => match rej.reason {
+fn why_not(cause: &Cause) -> Option<String> {
+    let why = match cause {
+        Cause::Received(Message::Rej(rej), private) => match rej.reason {
             reason::INVALID_SERVICE_ID => {
                 "rejected: nobody listens there; rdma_listen first, and compare ports"
             }
@@ -373,10 +377,10 @@ fn why_not(told: &Event) -> Option<String> {
             reason::INVALID_GID => "rejected: GID or P_Key is not of its port; resolve the address anew",
             other => return Some(format!("rejected with reason {other} (IBTA vol. 1 §12.6.7.2)")),
         },
-        Event::Unreachable { .. } => {
+        Cause::Unreachable => {
             "no answer to any request (cm_timeout, cm_retries); is its NIC running, and UDP port 4791 open?"
         }
-        Event::SidrReplied { rep, .. } if rep.status != 0 => {
+        Cause::Received(Message::SidrRep(rep), _) if rep.status != 0 => {
             let of = "1: nobody listens there, 2: its program refused";
             return Some(format!("refused with SIDR status {}; {of}", rep.status));
         }

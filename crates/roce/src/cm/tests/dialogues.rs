@@ -22,14 +22,16 @@ fn a_connection_is_made_and_ended_as_linux_does_it() {
     assert_eq!((ours.primary.remote_gid, theirs.primary.remote_gid), (gid(1), gid(0)));
 
     net.ends[0].disconnect(net.now, asking, b"").unwrap();
-    let Some((1, Event::Disconnected { how: Disconnect::Asked, .. })) = net.next_event(END) else { panic!() };
+    let Some((1, Event { cause: Cause::Received(Message::Dreq(_), _), .. })) = net.next_event(END) else {
+        panic!()
+    };
     net.ends[1].disconnect(net.now, asked, b"").unwrap();
-    let Some((0, Event::Disconnected { how: Disconnect::Answered, .. })) = net.next_event(END) else {
+    let Some((0, Event { cause: Cause::Received(Message::Drep(_), _), .. })) = net.next_event(END) else {
         panic!()
     };
     assert_eq!(net.said(), "0:DREQ 1:DREP");
     for _ in 0..2 {
-        assert!(matches!(net.next_event(END), Some((_, Event::TimeWaitOver { .. }))));
+        assert!(matches!(net.next_event(END), Some((_, Event { cause: Cause::TimeWaitOver, .. }))));
     }
     assert_eq!((net.ends[0].connections(), net.ends[1].connections()), (0, 0));
     assert_eq!(net.ends[1].poll_timeout(), None);
@@ -44,14 +46,20 @@ fn private_data_arrives_in_both_directions_and_too_much_of_it_is_refused() {
     assert_eq!(refused, Err(CmError::PrivateData { have: 93 }));
     assert_eq!(net.ends[0].connections(), 0, "nothing was begun");
     net.ends[0].connect(net.now, &request(), &long[..92]).unwrap();
-    let Some((1, Event::Requested { id, private, .. })) = net.next_event(END) else { panic!() };
+    let Some((1, Event { id, cause: Cause::Received(Message::Req(_), private), .. })) = net.next_event(END)
+    else {
+        panic!()
+    };
     assert_eq!(private, [7; 92]);
     // Before it is answered: what they hold, we may have outstanding, and the other way round.
     let asked = net.ends[1].attributes(id).unwrap();
     assert_eq!((asked.responder_resources, asked.initiator_depth), (2, 3));
     assert!(net.ends[1].accept(net.now, id, &reply(), &[8; 197]).is_err());
     net.ends[1].accept(net.now, id, &reply(), &[8; 196]).unwrap();
-    let Some((0, Event::Replied { private, .. })) = net.next_event(END) else { panic!() };
+    let Some((0, Event { cause: Cause::Received(Message::Rep(_), private), .. })) = net.next_event(END)
+    else {
+        panic!()
+    };
     assert_eq!(private, [8; 196]);
 }
 
@@ -66,13 +74,19 @@ fn a_request_is_refused_by_nobody_listening_by_the_program_and_by_letting_it_go(
         }
         let asking = net.ends[0].connect(net.now, &request(), b"").unwrap();
         if listens {
-            let Some((1, Event::Requested { id, .. })) = net.next_event(END) else { panic!() };
+            let Some((1, Event { id, cause: Cause::Received(Message::Req(_), _), .. })) = net.next_event(END)
+            else {
+                panic!()
+            };
             match by {
                 "reject" => net.ends[1].reject(net.now, id, reason::CONSUMER, &[], b"no").unwrap(),
                 _ => net.ends[1].release_connection(net.now, id),
             }
         }
-        let Some((0, Event::Rejected { rej, private, .. })) = net.next_event(END) else { panic!("{by}") };
+        let Some((0, Event { cause: Cause::Received(Message::Rej(rej), private), .. })) = net.next_event(END)
+        else {
+            panic!("{by}")
+        };
         assert_eq!((rej.reason, rej.message), (why, 0), "{by}");
         assert_eq!(private.len(), 148);
         assert_eq!(private.starts_with(b"no"), by == "reject");
@@ -87,7 +101,7 @@ fn nobody_there_is_unreachable_exactly_when_the_request_says() {
     let mut net = Net::new(1, Faults { lost: 100, ..Faults::default() });
     let begun = net.now;
     net.ends[0].connect(net.now, &request(), b"").unwrap();
-    assert!(matches!(net.next_event(END), Some((0, Event::Unreachable { .. }))));
+    assert!(matches!(net.next_event(END), Some((0, Event { cause: Cause::Unreachable, .. }))));
     // The first and 15 more, each 4.096 us * 2^20 for the answer and twice 4.096 us * 2^18 for the way.
     let each = (4_096 << 20) + 2 * (4_096 << 18);
     assert_eq!(net.now.0 - begun.0, 16 * each);
@@ -100,13 +114,18 @@ fn a_program_that_takes_its_time_is_waited_for() {
     let mut net = Net::new(1, Faults::default());
     net.ends[1].listen(SERVICE, None, 8).unwrap();
     net.ends[0].connect(net.now, &request(), b"").unwrap();
-    let Some((1, Event::Requested { id, .. })) = net.next_event(END) else { panic!() };
+    let Some((1, Event { id, cause: Cause::Received(Message::Req(_), _), .. })) = net.next_event(END) else {
+        panic!()
+    };
     net.ends[1].postpone(id, 24).unwrap();
     assert_eq!(net.said(), "0:REQ", "nothing is said before it is asked again");
     assert_eq!(net.next_event(Now(60_000_000_000)), None);
     assert_eq!(net.said(), "0:REQ 1:MRA");
     net.ends[1].accept(net.now, id, &reply(), b"").unwrap();
-    assert!(matches!(net.next_event(END), Some((0, Event::Replied { .. }))));
+    assert!(matches!(
+        net.next_event(END),
+        Some((0, Event { cause: Cause::Received(Message::Rep(_), _), .. }))
+    ));
 }
 
 #[test]
@@ -123,19 +142,26 @@ fn answers_that_were_lost_are_given_again() {
             slow(&mut req.remote_response_timeout)
         }
         let asking = net.ends[0].connect(net.now, &req, b"").unwrap();
-        let Some((1, Event::Requested { id, .. })) = net.next_event(END) else { panic!() };
+        let Some((1, Event { id, cause: Cause::Received(Message::Req(_), _), .. })) = net.next_event(END)
+        else {
+            panic!()
+        };
         net.ends[1].accept(net.now, id, &reply(), b"").unwrap();
         if lost == "REP" {
             net.collect();
             net.flying.clear();
         }
-        let Some((0, Event::Replied { .. })) = net.next_event(END) else { panic!() };
+        let Some((0, Event { cause: Cause::Received(Message::Rep(_), _), .. })) = net.next_event(END) else {
+            panic!()
+        };
         net.ends[0].ready(asking, b"").unwrap();
         if lost == "RTU" {
             net.collect();
             net.flying.clear();
         }
-        let Some((1, Event::Established { .. })) = net.next_event(END) else { panic!() };
+        let Some((1, Event { cause: Cause::Received(Message::Rtu(_), _), .. })) = net.next_event(END) else {
+            panic!()
+        };
         assert_eq!(net.said(), said, "{lost}");
         assert_eq!(net.ends.iter().map(|end| end.counters().answered_again).sum::<u64>(), 1);
     }
@@ -148,7 +174,7 @@ fn who_has_forgotten_a_connection_answers_its_end_and_the_other_rests() {
     net.ends[1] = cm(2);
     net.said();
     net.ends[0].disconnect(net.now, asking, b"").unwrap();
-    let Some((0, Event::Disconnected { how: Disconnect::Answered, .. })) = net.next_event(END) else {
+    let Some((0, Event { cause: Cause::Received(Message::Drep(_), _), .. })) = net.next_event(END) else {
         panic!()
     };
     assert_eq!(net.said(), "0:DREQ 1:DREP");
@@ -161,9 +187,7 @@ fn an_end_that_is_not_answered_is_an_end_all_the_same() {
     let [asking, asked] = net.connect();
     net.faults.lost = 100;
     net.ends[0].disconnect(net.now, asking, b"").unwrap();
-    let Some((0, Event::Disconnected { how: Disconnect::Unanswered, .. })) = net.next_event(END) else {
-        panic!()
-    };
+    let Some((0, Event { cause: Cause::Unanswered, .. })) = net.next_event(END) else { panic!() };
     assert_eq!(net.ends[1].state(asked), Some(State::Established));
 }
 
@@ -189,8 +213,10 @@ fn a_queue_pair_that_asks_anew_ends_its_old_connection() {
     let mut told = Vec::new();
     while let Some((end, event)) = net.next_event(Now(net.now.0 + 10_000_000)) {
         told.push(match event {
-            Event::Rejected { rej, .. } => format!("{end} rejected {}", rej.reason),
-            Event::Disconnected { how, .. } => format!("{end} {how:?}"),
+            Event { cause: Cause::Received(Message::Rej(rej), _), .. } => {
+                format!("{end} rejected {}", rej.reason)
+            }
+            Event { cause: Cause::Received(Message::Drep(_), _), .. } => format!("{end} Answered"),
             other => format!("{end} {other:?}"),
         });
     }
@@ -208,13 +234,14 @@ fn a_listener_takes_as_many_as_its_backlog_and_the_rest_asks_again() {
     }
     let soon = Now(1_000_000);
     let mut asked = Vec::new();
-    while let Some((1, Event::Requested { id, .. })) = net.next_event(soon) {
+    while let Some((1, Event { id, cause: Cause::Received(Message::Req(_), _), .. })) = net.next_event(soon) {
         asked.push(id);
     }
     assert_eq!((asked.len(), net.ends[1].counters().full), (2, 1));
     net.ends[1].accept(net.now, asked[0], &reply(), b"").unwrap();
-    let third = std::iter::from_fn(|| net.next_event(Now(20_000_000_000)))
-        .any(|(end, event)| end == 1 && matches!(event, Event::Requested { .. }));
+    let third = std::iter::from_fn(|| net.next_event(Now(20_000_000_000))).any(|(end, event)| {
+        end == 1 && matches!(event, Event { cause: Cause::Received(Message::Req(_), _), .. })
+    });
     assert!(third, "asked again, and there is room");
 }
 
@@ -228,7 +255,11 @@ fn a_datagram_service_is_found_refused_or_not_there_and_asked_once() {
         let question = Req { max_cm_retries: 3, ..request() };
         net.ends[0].send_sidr_req(net.now, &question, b"ask").unwrap();
         if listens {
-            let Some((1, Event::SidrRequested { id, private, .. })) = net.next_event(END) else { panic!() };
+            let Some((1, Event { id, cause: Cause::Received(Message::SidrReq(_), private), .. })) =
+                net.next_event(END)
+            else {
+                panic!()
+            };
             assert_eq!((private.len(), &private[..3]), (216, &b"ask"[..]));
             if answers {
                 let rep = SidrRep {
@@ -245,7 +276,11 @@ fn a_datagram_service_is_found_refused_or_not_there_and_asked_once() {
                 net.ends[1].release_connection(net.now, id);
             }
         }
-        let Some((0, Event::SidrReplied { rep, private, .. })) = net.next_event(END) else { panic!() };
+        let Some((0, Event { cause: Cause::Received(Message::SidrRep(rep), private), .. })) =
+            net.next_event(END)
+        else {
+            panic!()
+        };
         assert_eq!((rep.status, rep.service, private.len()), (status, SERVICE, 136));
         assert_eq!(rep.qpn, if answers { 0x14 } else { 0 });
         if answers {
@@ -264,14 +299,28 @@ fn a_process_that_ended_without_a_word_is_spoken_for() {
     net.ends[0].close_process(net.now, 2, &[], |address| address != gid(1));
     assert_eq!(net.ends[0].state(asking), Some(State::Established), "another slot, or another host");
     net.ends[0].close_process(net.now, 2, &[], |address| address == gid(1));
-    assert!(matches!(net.ends[0].poll_event(), Some(Event::Disconnected { how: Disconnect::Asked, .. })));
+    assert!(matches!(
+        net.ends[0].poll_event(),
+        Some(Event { cause: Cause::Received(Message::Dreq(_), _), .. })
+    ));
     // Halfway: a program that was about to answer is told that it need not.
     let other = net.ends[0].connect(net.now, &Req { qpn: 5, ..request() }, b"").unwrap();
-    let Some((1, Event::Requested { id, .. })) = net.next_event(END) else { panic!() };
+    let Some((1, Event { id, cause: Cause::Received(Message::Req(_), _), .. })) = net.next_event(END) else {
+        panic!()
+    };
     net.ends[1].accept(net.now, id, &Rep { qpn: 6, ..reply() }, b"").unwrap();
     net.ends[1].close_process(net.now, 1, &[], |_| true);
     let told: Vec<Event> = std::iter::from_fn(|| net.ends[1].poll_event()).collect();
-    assert!(matches!(told[..], [Event::Disconnected { .. }, Event::Rejected { .. }]), "{told:?}");
+    assert!(
+        matches!(
+            told[..],
+            [
+                Event { cause: Cause::Received(Message::Dreq(_), _), .. },
+                Event { cause: Cause::Received(Message::Rej(_), _), .. }
+            ]
+        ),
+        "{told:?}"
+    );
     assert_eq!((net.ends[1].state(asked), net.ends[1].state(id)), (Some(State::DreqReceived), None));
     assert!(net.ends[0].state(other).is_some());
     // A process that took a request and said nothing is known by the request alone.
@@ -281,7 +330,10 @@ fn a_process_that_ended_without_a_word_is_spoken_for() {
     net.ends[0].close_process(net.now, 2, &[mine.0], |address| address != gid(1));
     assert_eq!(net.ends[0].poll_event(), None, "another host");
     net.ends[0].close_process(net.now, 2, &[mine.0], |_| true);
-    let Some(Event::Rejected { id, rej, .. }) = net.ends[0].poll_event() else { panic!("not refused") };
+    let Some(Event { id, cause: Cause::Received(Message::Rej(rej), _), .. }) = net.ends[0].poll_event()
+    else {
+        panic!("not refused")
+    };
     assert_eq!((id, rej.reason), (mine, reason::CONSUMER));
     assert_eq!(net.ends[0].state(another), Some(State::ReqSent));
 }

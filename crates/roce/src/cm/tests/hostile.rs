@@ -49,7 +49,7 @@ fn random_bytes_and_damaged_messages_are_dropped_by_cause_or_taken() {
         net.ends[end].handle_timeout(net.now);
         while net.ends[end].poll_transmit().is_some() {}
         while let Some(event) = net.ends[end].poll_event() {
-            if let Event::Requested { id, .. } = event {
+            if let Event { id, cause: Cause::Received(Message::Req(_), _), .. } = event {
                 let _ = net.ends[end].accept(net.now, id, &reply(), b"");
             }
         }
@@ -159,7 +159,10 @@ fn in_state(state: State) -> ((usize, Cm), ConnectionId, u32) {
     if state == State::ReqSent {
         return pick(net, 0, asking, 0x0400_0100);
     }
-    let Some((1, Event::Requested { id: asked, .. })) = net.next_event(soon) else { panic!() };
+    let Some((1, Event { id: asked, cause: Cause::Received(Message::Req(_), _), .. })) = net.next_event(soon)
+    else {
+        panic!()
+    };
     if state == State::ReqReceived {
         return pick(net, 1, asked, asking.0);
     }
@@ -167,12 +170,16 @@ fn in_state(state: State) -> ((usize, Cm), ConnectionId, u32) {
     if state == State::RepSent {
         return pick(net, 1, asked, asking.0);
     }
-    let Some((0, Event::Replied { .. })) = net.next_event(soon) else { panic!() };
+    let Some((0, Event { cause: Cause::Received(Message::Rep(_), _), .. })) = net.next_event(soon) else {
+        panic!()
+    };
     if state == State::RepReceived {
         return pick(net, 0, asking, asked.0);
     }
     net.ends[0].ready(asking, b"").unwrap();
-    let Some((1, Event::Established { .. })) = net.next_event(soon) else { panic!() };
+    let Some((1, Event { cause: Cause::Received(Message::Rtu(_), _), .. })) = net.next_event(soon) else {
+        panic!()
+    };
     if state == State::Established {
         return pick(net, 0, asking, asked.0);
     }
@@ -180,7 +187,9 @@ fn in_state(state: State) -> ((usize, Cm), ConnectionId, u32) {
     if state == State::DreqSent {
         return pick(net, 0, asking, asked.0);
     }
-    let Some((1, Event::Disconnected { .. })) = net.next_event(soon) else { panic!() };
+    let Some((1, Event { cause: Cause::Received(Message::Dreq(_), _), .. })) = net.next_event(soon) else {
+        panic!()
+    };
     if state == State::DreqReceived {
         return pick(net, 1, asked, asking.0);
     }

@@ -22,26 +22,27 @@ fn converse(seed: u64, faults: Faults) -> (ConversationResult, String, [usize; 2
         let now = net.now;
         let cm = &mut net.ends[end];
         match event {
-            Event::Requested { id, private, .. } => {
+            Event { id, cause: Cause::Received(Message::Req(_), private), .. } => {
                 assert_eq!(&private[..5], b"hello");
                 cm.accept(now, id, &reply(), b"welcome").unwrap();
             }
-            Event::Replied { id, private, .. } => {
+            Event { id, cause: Cause::Received(Message::Rep(_), private), .. } => {
                 assert_eq!(&private[..7], b"welcome");
                 result.established[end] += 1;
                 cm.ready(id, b"").unwrap();
                 cm.disconnect(now, asking, b"").unwrap();
             }
-            Event::Established { .. } => result.established[end] += 1,
-            Event::Disconnected { id, how } => {
+            Event { cause: Cause::Received(Message::Rtu(_), _), .. } => result.established[end] += 1,
+            Event { id, cause: Cause::Received(Message::Dreq(_), _), .. } => {
                 result.disconnected[end] += 1;
-                if how == Disconnect::Asked {
-                    cm.disconnect(now, id, b"").unwrap();
-                }
+                cm.disconnect(now, id, b"").unwrap();
             }
-            Event::Unreachable { .. } => result.unreachable[end] += 1,
-            Event::Rejected { .. } => result.rejected[end] += 1,
-            Event::TimeWaitOver { .. } => {}
+            Event { cause: Cause::Received(Message::Drep(_), _) | Cause::Unanswered, .. } => {
+                result.disconnected[end] += 1;
+            }
+            Event { cause: Cause::Unreachable, .. } => result.unreachable[end] += 1,
+            Event { cause: Cause::Received(Message::Rej(_), _), .. } => result.rejected[end] += 1,
+            Event { cause: Cause::TimeWaitOver, .. } => {}
             other => panic!("{other:?}"),
         }
     }

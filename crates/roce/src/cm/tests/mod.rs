@@ -172,11 +172,23 @@ impl Net {
     pub fn connect(&mut self) -> [ConnectionId; 2] {
         self.ends[1].listen(SERVICE, None, 8).unwrap();
         let asking = self.ends[0].connect(self.now, &request(), b"hello").unwrap();
-        let Some((1, Event::Requested { id, .. })) = self.next_event(Now(u64::MAX)) else { panic!() };
+        let Some((1, Event { id, cause: Cause::Received(Message::Req(_), _), .. })) =
+            self.next_event(Now(u64::MAX))
+        else {
+            panic!()
+        };
         self.ends[1].accept(self.now, id, &reply(), b"welcome").unwrap();
-        let Some((0, Event::Replied { .. })) = self.next_event(Now(u64::MAX)) else { panic!() };
+        let Some((0, Event { cause: Cause::Received(Message::Rep(_), _), .. })) =
+            self.next_event(Now(u64::MAX))
+        else {
+            panic!()
+        };
         self.ends[0].ready(asking, b"").unwrap();
-        let Some((1, Event::Established { .. })) = self.next_event(Now(u64::MAX)) else { panic!() };
+        let Some((1, Event { cause: Cause::Received(Message::Rtu(_), _), .. })) =
+            self.next_event(Now(u64::MAX))
+        else {
+            panic!()
+        };
         [asking, id]
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use mlx5_device::carrier::{Carrier as _, Disposition};
 use mlx5_device::random;
 use roce::Now;
-use roce::cm::{Cm, CmConfig, ConnectionId, Event, Route};
+use roce::cm::{Cause, Cm, CmConfig, ConnectionId, Event, Route};
 use roce::wire::cm::{CmMad, Dreq, Ids, Message, Path, Rej, Rep, Req, SidrReq, reason};
 use roce::wire::gid_of;
 use roce::wire::icrc::{self, ICRC_BYTES};
@@ -154,7 +154,7 @@ impl Victim {
     /// The program notes the requests.
     fn hear(&mut self, waiting: &mut Vec<ConnectionId>) {
         while let Some(event) = self.cm.poll_event() {
-            if let Event::Requested { id, .. } = event {
+            if let Event { id, cause: Cause::Received(Message::Req(_), _), .. } = event {
                 waiting.push(id);
             }
         }
@@ -250,14 +250,16 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
     let Message::Req(req) = flooder.request(0, SERVICE) else { unreachable!() };
     let asking = client.connect(Now(5), &req, b"hello").unwrap();
     flooder.send(QP1_QKEY, &*client.poll_transmit().unwrap().mad);
-    let Some(Event::Requested { id, .. }) = victim.event() else { panic!("no request") };
+    let Some(Event { id, cause: Cause::Received(Message::Req(_), _), .. }) = victim.event() else {
+        panic!("no request")
+    };
     let rep = Rep { qpn: 7, target_ack_delay: 15, ..Rep::default() };
     victim.cm.accept(victim.now, id, &rep, b"welcome").unwrap();
     let reply = victim.cm.poll_transmit().unwrap();
     let back = Route { local: reply.route.remote, remote: reply.route.local };
     client.handle_mad(Now(6), back, &*reply.mad).unwrap();
-    assert!(matches!(client.poll_event(), Some(Event::Replied { .. })));
+    assert!(matches!(client.poll_event(), Some(Event { cause: Cause::Received(Message::Rep(_), _), .. })));
     client.ready(asking, b"").unwrap();
     flooder.send(QP1_QKEY, &*client.poll_transmit().unwrap().mad);
-    assert!(matches!(victim.event(), Some(Event::Established { .. })));
+    assert!(matches!(victim.event(), Some(Event { cause: Cause::Received(Message::Rtu(_), _), .. })));
 }
