@@ -55,7 +55,15 @@ pub trait MadPort: Send {
 }
 
 /// Processes of the fabric whose end is to be reported, by slot and its owner's generation: the next process in a slot is another one.
-type Watched = Arc<Mutex<BTreeMap<(u8, u32), Process>>>;
+type Watched = Arc<Mutex<BTreeMap<(u8, u32), Peer>>>;
+
+/// A process that MADs went to.
+#[derive(Debug)]
+struct Peer {
+    process: Process,
+    /// Our communication ids of the last requests that went to it, [`MAX_WAITING`] of them.
+    asked: VecDeque<u32>,
+}
 
 /// Waits for MADs, without the port's lock.
 #[derive(Debug, Clone)]
@@ -68,7 +76,7 @@ pub struct MadWaiter {
 impl MadWaiter {
     /// Waits until a MAD comes, [`MadWaiter::ring`] is called, a process that is watched ends, or the time is over.
     pub fn wait(&self, max: Duration) {
-        let watched: Vec<_> = locked(&self.watched).values().map(AsRawFd::as_raw_fd).collect();
+        let watched: Vec<_> = locked(&self.watched).values().map(|peer| peer.process.as_raw_fd()).collect();
         self.socket.wait(&watched, max);
     }
 
@@ -89,8 +97,6 @@ pub struct FabricMads {
     /// Requests without a listener, which this process refuses.
     own: Vec<AddressedMad>,
     waiting: VecDeque<(String, AddressedMad)>,
-    /// Slot, its owner's generation and communication id of the last requests, [`MAX_WAITING`] of them.
-    asked: VecDeque<(u8, u32, u32)>,
     /// Ended processes whose last MADs have been received.
     departed: Vec<EndedProcess>,
     /// MADs that one look takes.
@@ -110,7 +116,6 @@ impl FabricMads {
             watched,
             own: Vec::new(),
             waiting: VecDeque::new(),
-            asked: VecDeque::new(),
             departed: Vec::new(),
             budget: BUDGET,
         };
@@ -120,22 +125,20 @@ impl FabricMads {
     /// Watched processes that have ended: slot and generation.
     fn ended(&self) -> Vec<(u8, u32)> {
         let watched = locked(&self.watched);
-        watched.iter().filter(|(_, process)| process.has_ended()).map(|(known, _)| *known).collect()
+        watched.iter().filter(|(_, peer)| peer.process.has_ended()).map(|(known, _)| *known).collect()
     }
 
     /// Ends the watch of these processes and keeps what [`MadPort::departed`] says of them.
     fn depart(&mut self, ended: &[(u8, u32)]) {
-        for &(slot, generation) in ended {
-            locked(&self.watched).remove(&(slot, generation));
-            let is_its = |asked: &&(u8, u32, u32)| (asked.0, asked.1) == (slot, generation);
-            let asked = self.asked.iter().filter(is_its).map(|(.., id)| *id).collect();
-            self.asked.retain(|asked| !is_its(&asked));
-            self.departed.push(EndedProcess { slot, asked });
+        let mut watched = locked(&self.watched);
+        for known in ended {
+            let asked = watched.remove(known).map(|peer| peer.asked.into()).unwrap_or_default();
+            self.departed.push(EndedProcess { slot: known.0, asked });
         }
     }
 
     fn post(&mut self, slot: u8, owner: &SlotOwner, addressed: AddressedMad) {
-        self.watch(slot, owner);
+        self.watch(slot, owner, &addressed);
         let to_all = address(&addressed.mad) == Some(Address::All);
         match self.deliver(socket_name(slot, owner), addressed) {
             // What goes to all is not for processes without a connection manager.
@@ -148,32 +151,31 @@ impl FabricMads {
         outcome.into_iter().for_each(|outcome| self.router.local.count(outcome));
     }
 
-    /// The receiver may end without an answer, and before it is known which communication id it would have given. Our own slot's
-    /// end is not reported, and a request that is sent again is one.
-    fn note(&mut self, slot: u8, owner: &SlotOwner, request: &AddressedMad) {
-        let asked = (slot, owner.generation, word(&request.mad, 0));
-        if slot == self.router.fabric.slot() || self.asked.contains(&asked) {
-            return;
-        }
-        if self.asked.len() >= MAX_WAITING {
-            self.asked.pop_front();
-        }
-        self.asked.push_back(asked);
-    }
-
-    /// Its end is to be reported.
-    fn watch(&mut self, slot: u8, owner: &SlotOwner) {
+    /// Its end is to be reported, but not our own slot's. It may end without an answer to a request, and before it is known which
+    /// communication id it would have given.
+    fn watch(&mut self, slot: u8, owner: &SlotOwner, addressed: &AddressedMad) {
         if slot == self.router.fabric.slot() {
             return;
         }
         let mut watched = locked(&self.watched);
         // One that has left the fabric, and goes on without, has told its peers; the end of one that has ended is still to be reported.
         let new = (slot, owner.generation);
-        watched.retain(|known, process| known.0 != slot || *known == new || process.has_ended());
+        watched.retain(|known, peer| known.0 != slot || *known == new || peer.process.has_ended());
         if let Entry::Vacant(place) = watched.entry(new)
             && let Ok(process) = self.router.fabric.watch(owner)
         {
-            place.insert(process);
+            place.insert(Peer { process, asked: VecDeque::new() });
+        }
+        let id = word(&addressed.mad, 0);
+        // A request that is sent again is one.
+        if let Some(Address::Service(_)) = address(&addressed.mad)
+            && let Some(Peer { asked, .. }) = watched.get_mut(&new)
+            && !asked.contains(&id)
+        {
+            if asked.len() >= MAX_WAITING {
+                asked.pop_front();
+            }
+            asked.push_back(id);
         }
     }
 
@@ -211,12 +213,7 @@ impl MadPort for FabricMads {
         }
         let asks = matches!(address, Address::Service(_));
         match self.router.slot_for(address, addressed.to).and_then(slot_owner) {
-            Some((slot, owner)) => {
-                if asks {
-                    self.note(slot, &owner, &addressed);
-                }
-                self.post(slot, &owner, addressed);
-            }
+            Some((slot, owner)) => self.post(slot, &owner, addressed),
             None if asks => self.own.push(addressed),
             None => self.router.local.count(MadOutcome::Unclaimed),
         }

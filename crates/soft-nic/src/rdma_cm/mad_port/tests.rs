@@ -156,8 +156,8 @@ fn a_new_owner_of_a_dead_process_s_slot_is_watched_and_its_requests_stand() {
     let (slot, generation) = (routers[1].slot(), routers[1].fabric.generation());
     // The slot's owner before was asked too, and is killed.
     let mut before = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    locked(&a.watched).insert((slot, generation - 1), Process::of(before.id()));
-    a.asked.push_back((slot, generation - 1, 4));
+    let peer = Peer { process: Process::of(before.id()), asked: [4].into() };
+    locked(&a.watched).insert((slot, generation - 1), peer);
     before.kill().unwrap();
     before.wait().unwrap();
     let ask = addressed(Message::Req(Req { service: 0x106_1c06, local_id: 5, ..Req::default() }));
@@ -169,11 +169,12 @@ fn a_new_owner_of_a_dead_process_s_slot_is_watched_and_its_requests_stand() {
     assert_eq!(a.departed(), []);
     let still: Vec<_> = locked(&a.watched).keys().copied().collect();
     assert_eq!(still, [(slot, generation)]);
-    assert_eq!(a.asked, [(slot, generation, 5)], "once, however often it is sent");
+    let asked = |a: &FabricMads| locked(&a.watched)[&(slot, generation)].asked.clone();
+    assert_eq!(asked(&a), [5], "once, however often it is sent");
     // What goes to ourselves needs no watch.
     a.announce(0x106_1c07, None).unwrap();
     a.send(addressed(Message::Req(Req { service: 0x106_1c07, local_id: 6, ..Req::default() })));
-    assert_eq!((a.receive().len(), a.asked.len(), locked(&a.watched).len()), (1, 1, 1));
+    assert_eq!((a.receive().len(), asked(&a).len(), locked(&a.watched).len()), (1, 1, 1));
 }
 
 /// The end of a process is told after all that it sent, also where one look does not take all of that.
@@ -183,7 +184,8 @@ fn an_ended_process_departs_after_its_last_mad() {
     let router = MadRouter::new(Arc::new(Fabric::join(&name).unwrap()), false);
     let (mut a, _) = FabricMads::open(router.clone(), vec![]).unwrap();
     let mut sender = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    locked(&a.watched).insert((99, 7), Process::of(sender.id()));
+    let peer = Peer { process: Process::of(sender.id()), asked: VecDeque::new() };
+    locked(&a.watched).insert((99, 7), peer);
     let (unbound, to) = (KeyedSocket::unbound(router.fabric.key()).unwrap(), router.name().unwrap());
     let last = addressed(Message::Rtu(Ids { local: 1, remote: 2 }));
     let sent = (0..9).take_while(|_| unbound.post(&to, &head(&last), &*last.mad).is_ok()).count();
