@@ -36,8 +36,8 @@ pub enum State {
 }
 
 impl State {
-    /// A REP answers what was sent.
-    pub(super) const fn takes_rep(self) -> bool {
+    /// A REP answers what was sent: we ask.
+    pub const fn takes_rep(self) -> bool {
         matches!(self, Self::ReqSent | Self::ReqAcknowledged)
     }
 
@@ -76,8 +76,8 @@ impl State {
         matches!(self, Self::Established | Self::DreqReceived)
     }
 
-    /// The program may refuse what came.
-    pub(super) const fn may_reject(self) -> bool {
+    /// The program may refuse what came, or take back what it sent.
+    pub const fn may_reject(self) -> bool {
         self.takes_rej() || matches!(self, Self::RepReceived)
     }
 }

@@ -208,16 +208,8 @@ fn connected(
     let known = ids.cm.state(connection).zip(ids.cm.attributes(connection));
     let (stands, known) =
         known.ok_or_else(|| refusal!(EINVAL, "INIT_QP_ATTR of a connection that is no more"))?;
-    let asking = matches!(stands, State::ReqSent | State::ReqAcknowledged);
-    let goes_on = matches!(
-        stands,
-        State::ReqReceived
-            | State::ReqPostponed
-            | State::RepSent
-            | State::RepAcknowledged
-            | State::RepReceived
-            | State::Established
-    );
+    let asking = stands.takes_rep();
+    let goes_on = stands == State::Established || stands.may_reject() && !asking;
     let reliable = known.transport == 0;
     match state {
         // INIT
