@@ -17,15 +17,6 @@ pub struct Route {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u32);
 
-/// What tells one SIDR_REQ from another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SidrReqId {
-    pub route: Route,
-    /// The asking end's number of the request.
-    pub request: u32,
-    pub transaction: u64,
-}
-
 /// A MAD that waits for its answer.
 #[derive(Debug, Clone)]
 pub(super) struct Sent {

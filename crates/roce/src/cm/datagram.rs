@@ -34,7 +34,7 @@ impl Cm {
         if self.sidr_reps.len() >= KEPT {
             self.sidr_reps.pop_front();
         }
-        self.sidr_reps.push_back((SidrReqId { route, request, transaction }, mad));
+        self.sidr_reps.push_back(((route, request, transaction), mad));
         self.remove(id.0);
         Ok(())
     }
@@ -51,7 +51,7 @@ impl Cm {
         req: &SidrReq,
     ) -> Result<(), CmDrop> {
         let SidrReq { request, service, .. } = *req;
-        let question = SidrReqId { route, request, transaction: mad.transaction };
+        let question = (route, request, mad.transaction);
         if let Some((_, answer)) = self.sidr_reps.iter().find(|(kept, _)| *kept == question) {
             return self.answer_again(route, answer.clone());
         }

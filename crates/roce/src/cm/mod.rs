@@ -32,7 +32,7 @@ use crate::wire::cm::{CmMad, Dreq, Ids, Message, Mra, Rej, Rep, Req, SidrRep, Si
 use crate::wire::mad::MAD_BYTES;
 
 pub use absent::refuse;
-use connection::{Connection, Sent, SidrReqId};
+use connection::{Connection, Sent};
 pub use connection::{ConnectionId, Route};
 use names::Names;
 pub use names::slot_of;
@@ -69,11 +69,11 @@ pub struct CmConfig {
     pub max_connections: usize,
 }
 
-/// A MAD to send from QP1 to QP1.
+/// A MAD with the addresses of both QP1s.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CmTransmit {
-    pub route: Route,
-    /// The datagram.
+pub struct AddressedMad {
+    pub from: Gid,
+    pub to: Gid,
     pub mad: Box<[u8; MAD_BYTES]>,
 }
 
@@ -85,10 +85,13 @@ struct Listener {
     waiting: usize,
 }
 
+/// What tells one SIDR_REQ from another: its way, the asking end's number of it, and its transaction.
+type SidrReqId = (Route, u32, u64);
+
 /// A connection manager.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Cm {
-    config: CmConfig,
+    max_connections: usize,
     names: Names,
     connections: BTreeMap<u32, Connection>,
     /// By service, and address: none for every address.
@@ -100,7 +103,7 @@ pub struct Cm {
     timers: BTreeSet<(Now, u32)>,
     /// The latest SIDR_REPs, the oldest first, for SIDR_REQs that come again.
     sidr_reps: VecDeque<(SidrReqId, Box<[u8; MAD_BYTES]>)>,
-    outgoing: VecDeque<CmTransmit>,
+    outgoing: VecDeque<AddressedMad>,
     events: VecDeque<Event>,
     counters: CmCounters,
 }
@@ -108,19 +111,8 @@ pub struct Cm {
 impl Cm {
     /// One without connections.
     pub fn new(config: CmConfig) -> Self {
-        Self {
-            config,
-            names: Names::new(config.slot, config.seed),
-            connections: BTreeMap::new(),
-            listeners: BTreeMap::new(),
-            by_peer: BTreeMap::new(),
-            by_qpn: BTreeMap::new(),
-            timers: BTreeSet::new(),
-            sidr_reps: VecDeque::new(),
-            outgoing: VecDeque::new(),
-            events: VecDeque::new(),
-            counters: CmCounters::default(),
-        }
+        let CmConfig { slot, seed, max_connections } = config;
+        Self { max_connections, names: Names::new(slot, seed), ..Self::default() }
     }
 
     /// Listens to a service, at one address or at all. Error: a program listens there already.
@@ -163,7 +155,7 @@ impl Cm {
     }
 
     /// The next MAD to send.
-    pub fn poll_transmit(&mut self) -> Option<CmTransmit> {
+    pub fn poll_transmit(&mut self) -> Option<AddressedMad> {
         self.outgoing.pop_front()
     }
 
@@ -199,7 +191,7 @@ impl Cm {
 
     /// Adds a connection with a fresh id and transaction id of this end; `None` when there are too many.
     fn open(&mut self, state: State, route: Route) -> Option<&mut Connection> {
-        if self.connections.len() >= self.config.max_connections {
+        if self.connections.len() >= self.max_connections {
             return None;
         }
         let id = self.names.fresh(|id| self.connections.contains_key(&id))?;
@@ -220,7 +212,7 @@ impl Cm {
     ) -> Result<ConnectionId, CmError> {
         // Looked at before anything is changed.
         encode(0, message(0), private)?;
-        let limit = self.config.max_connections;
+        let limit = self.max_connections;
         let route = Route { local: req.primary.local_gid, remote: req.primary.remote_gid };
         let connection = self.open(state, route).ok_or(CmError::Full { limit })?;
         connection.local_qpn = req.qpn;
@@ -298,7 +290,7 @@ impl Cm {
 
     fn send(&mut self, route: Route, mad: Box<[u8; MAD_BYTES]>) {
         self.counters.sent += 1;
-        self.outgoing.push_back(CmTransmit { route, mad });
+        self.outgoing.push_back(AddressedMad { from: route.local, to: route.remote, mad });
     }
 
     /// Sends a message that is not kept.

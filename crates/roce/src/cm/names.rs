@@ -10,7 +10,7 @@ pub const fn slot_of(id: u32) -> u8 {
 }
 
 /// Gives ids out in turn, so that an old one does not name a new connection soon.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Names {
     slot: u8,
     next: u32,

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+pub use roce::cm::AddressedMad;
 use roce::packet::{Deth, Trailer};
 use roce::wire::cm::attribute;
 use roce::wire::mad::{MAD_BYTES, MadHeader, QP1, QP1_QKEY};
@@ -24,13 +25,6 @@ use crate::os::{locked, system};
 pub(crate) const ADDRESSED_BYTES: usize = 32 + MAD_BYTES;
 /// MADs that wait for room in sockets, at most.
 pub(crate) const MAX_WAITING: usize = 4096;
-/// A MAD with the addresses of both QP1s.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AddressedMad {
-    pub from: Gid,
-    pub to: Gid,
-    pub mad: Box<[u8; MAD_BYTES]>,
-}
 
 /// MADs that the NIC is to send, and whether there are some: the NIC looks at that every round.
 #[derive(Debug, Default)]

@@ -413,7 +413,7 @@ impl Ids {
             self.take_event(event);
         }
         while let Some(sent) = self.cm.poll_transmit() {
-            self.port.send(AddressedMad { from: sent.route.local, to: sent.route.remote, mad: sent.mad });
+            self.port.send(sent);
         }
         let soon = self.port.is_waiting().then(|| now.after(1_000_000));
         self.cm.poll_timeout().into_iter().chain(soon).min()

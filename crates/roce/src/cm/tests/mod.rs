@@ -97,7 +97,7 @@ pub struct Net {
     pub trace: Vec<String>,
     faults: Faults,
     rng: Rng,
-    flying: BTreeMap<(Now, u64), (usize, CmTransmit)>,
+    flying: BTreeMap<(Now, u64), (usize, AddressedMad)>,
     serial: u64,
 }
 
@@ -142,7 +142,7 @@ impl Net {
         self.now = self.now.max(next);
         if arrival == Some(next) {
             let (_, (end, sent)) = self.flying.pop_first().expect("just seen");
-            let route = Route { local: sent.route.remote, remote: sent.route.local };
+            let route = Route { local: sent.to, remote: sent.from };
             // What the link doubled is dropped by the state, and that is fine.
             let _ = self.ends[end].handle_mad(self.now, route, &*sent.mad);
         } else {

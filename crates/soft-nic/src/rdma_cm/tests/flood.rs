@@ -146,7 +146,7 @@ impl Victim {
             let _ = self.cm.handle_mad(self.now, route, &*mad);
         }
         while let Some(sent) = self.cm.poll_transmit() {
-            self.mads.send(AddressedMad { from: sent.route.local, to: sent.route.remote, mad: sent.mad });
+            self.mads.send(sent);
         }
         self.link.ring_bells();
     }
@@ -256,7 +256,7 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
     let rep = Rep { qpn: 7, target_ack_delay: 15, ..Rep::default() };
     victim.cm.accept(victim.now, id, &rep, b"welcome").unwrap();
     let reply = victim.cm.poll_transmit().unwrap();
-    let back = Route { local: reply.route.remote, remote: reply.route.local };
+    let back = Route { local: reply.to, remote: reply.from };
     client.handle_mad(Now(6), back, &*reply.mad).unwrap();
     assert!(matches!(client.poll_event(), Some(Event { cause: Cause::Received(Message::Rep(_), _), .. })));
     client.ready(asking, b"").unwrap();
