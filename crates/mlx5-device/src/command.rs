@@ -113,27 +113,12 @@ pub trait EventSink: Send {
     fn withdraw_asynchronous(&mut self, context: ContextId, element: u64) -> u32;
 }
 
-/// Answer to `ALLOC_PD`.
+/// Answer to `ALLOC_PD`, `UAR_OBJ_ALLOC`, [`CreateCq`] and [`AllocMw`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AllocatedPd {
+pub struct Created {
     pub handle: Handle,
-    /// Number that mlx5 user space puts into queues.
-    pub pdn: u32,
-}
-
-/// Answer to `UAR_OBJ_ALLOC`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AllocatedUar {
-    pub handle: Handle,
-    /// Page number that queues name.
-    pub page_id: u32,
-}
-
-/// Answer to [`CreateCq`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CreatedCq {
-    pub handle: Handle,
-    pub cqn: u32,
+    /// What queues and work requests name the object by: PDN, UAR page, CQN, or a window's key until its first bind.
+    pub number: u32,
 }
 
 /// Answer to `DESTROY_CQ`: how many events the program must have read; the library waits for so many acknowledgements.
@@ -194,14 +179,6 @@ pub struct AllocMw {
     pub pd: Handle,
     /// 1 or 2, unchecked.
     pub kind: u8,
-}
-
-/// Answer to [`AllocMw`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AllocatedMw {
-    pub handle: Handle,
-    /// Its key until the first bind.
-    pub rkey: u32,
 }
 
 /// `CQ.CREATE` with the mlx5 part.

@@ -29,10 +29,10 @@ pub trait Commands {
         context: ContextId,
         kind: UarKind,
         registers: Box<dyn Registers>,
-    ) -> Answer<AllocatedUar>;
+    ) -> Answer<Created>;
     fn free_uar(&mut self, context: ContextId, uar: Handle) -> Answer<()>;
 
-    fn alloc_pd(&mut self, context: ContextId) -> Answer<AllocatedPd>;
+    fn alloc_pd(&mut self, context: ContextId) -> Answer<Created>;
     fn dealloc_pd(&mut self, context: ContextId, pd: Handle) -> Answer<()>;
 
     fn reg_mr(&mut self, context: ContextId, command: &RegMr) -> Answer<MrKeys>;
@@ -46,11 +46,11 @@ pub trait Commands {
     fn dereg_mr(&mut self, context: ContextId, mr: Handle) -> Answer<()>;
 
     /// Checks as `ib_uverbs_alloc_mw` of Linux: the domain, then the type.
-    fn alloc_mw(&mut self, context: ContextId, command: &AllocMw) -> Answer<AllocatedMw>;
+    fn alloc_mw(&mut self, context: ContextId, command: &AllocMw) -> Answer<Created>;
     /// Removes it, bound or not.
     fn dealloc_mw(&mut self, context: ContextId, mw: Handle) -> Answer<()>;
 
-    fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<CreatedCq>;
+    fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<Created>;
     /// Moves it to another ring; returns `cqe` as it is now.
     fn resize_cq(&mut self, context: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32>;
     /// Destroys it; returns how many events of it the program has read.
@@ -108,15 +108,10 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         self.impairment.is_down(place)
     }
 
-    fn alloc_uar(
-        &mut self,
-        id: ContextId,
-        kind: UarKind,
-        registers: Box<dyn Registers>,
-    ) -> Answer<AllocatedUar> {
+    fn alloc_uar(&mut self, id: ContextId, kind: UarKind, registers: Box<dyn Registers>) -> Answer<Created> {
         self.contexts.device(id)?;
-        let page_id = self.core.uars.alloc(id, kind, registers);
-        Ok(AllocatedUar { handle: self.contexts.insert(id, ObjectKind::Uar, page_id)?, page_id })
+        let number = self.core.uars.alloc(id, kind, registers);
+        Ok(Created { handle: self.contexts.insert(id, ObjectKind::Uar, number)?, number })
     }
 
     fn free_uar(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
@@ -124,11 +119,11 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         self.contexts.remove(id, ObjectKind::Uar, handle).map(drop)
     }
 
-    fn alloc_pd(&mut self, id: ContextId) -> Answer<AllocatedPd> {
+    fn alloc_pd(&mut self, id: ContextId) -> Answer<Created> {
         self.contexts.device(id)?;
         self.pds.check_room("protection domains", self.core.capabilities.max_pd)?;
-        let pdn = self.pds.insert(());
-        Ok(AllocatedPd { handle: self.contexts.insert(id, ObjectKind::Pd, pdn)?, pdn })
+        let number = self.pds.insert(());
+        Ok(Created { handle: self.contexts.insert(id, ObjectKind::Pd, number)?, number })
     }
 
     fn dealloc_pd(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
@@ -173,13 +168,13 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         Ok(())
     }
 
-    fn alloc_mw(&mut self, id: ContextId, request: &AllocMw) -> Answer<AllocatedMw> {
+    fn alloc_mw(&mut self, id: ContextId, request: &AllocMw) -> Answer<Created> {
         let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
         let kind = WindowKind::of(request.kind)?;
         self.core.mkeys.check_room(self.core.capabilities.max_mw)?;
-        let rkey = self.core.mkeys.insert(|key| Mkey::Window(Window { key, pd, kind, bound: None }));
+        let number = self.core.mkeys.insert(|key| Mkey::Window(Window { key, pd, kind, bound: None }));
         self.pds.count_user(pd, 1);
-        Ok(AllocatedMw { handle: self.contexts.insert(id, ObjectKind::Mw, rkey)?, rkey })
+        Ok(Created { handle: self.contexts.insert(id, ObjectKind::Mw, number)?, number })
     }
 
     fn dealloc_mw(&mut self, id: ContextId, handle: Handle) -> Answer<()> {
@@ -190,11 +185,11 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         Ok(())
     }
 
-    fn create_cq(&mut self, id: ContextId, request: &CreateCq) -> Answer<CreatedCq> {
+    fn create_cq(&mut self, id: ContextId, request: &CreateCq) -> Answer<Created> {
         self.contexts.device(id)?;
         let limits = &self.core.capabilities;
-        let (place, cqn) = self.core.cqs.create(&self.core.host.memory, id, request, limits)?;
-        Ok(CreatedCq { handle: self.contexts.insert(id, ObjectKind::Cq, place)?, cqn })
+        let (place, number) = self.core.cqs.create(&self.core.host.memory, id, request, limits)?;
+        Ok(Created { handle: self.contexts.insert(id, ObjectKind::Cq, place)?, number })
     }
 
     fn resize_cq(&mut self, id: ContextId, handle: Handle, request: &ResizeCq) -> Answer<u32> {

@@ -68,7 +68,7 @@ fn main() {
     let cq = driver.create_cq(CqShape::default());
     let cq = driver.cq(cq).handle;
     let page = Box::new(RegisterPage::default());
-    let page = driver.nic.alloc_uar(driver.context, UarKind::BlueFlame, page).expect("a UAR page").page_id;
+    let page = driver.nic.alloc_uar(driver.context, UarKind::BlueFlame, page).expect("a UAR page").number;
     // Nothing is ever posted: one ring does for all.
     let ring = Block::new(2 * RING_BYTES);
     let records = Block::new(64 * queues);

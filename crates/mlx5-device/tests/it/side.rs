@@ -104,7 +104,7 @@ impl Side {
             rq_wqe_shift: RECEIVE_BYTES.ilog2(),
             mlx5_flags: 1 << 10,
             user_index: 0,
-            uar_page: Some(uar.page_id),
+            uar_page: Some(uar.number),
         };
         let qp = nic.create_qp(context, &request).unwrap();
         Side {

@@ -69,7 +69,7 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let made = server.nic()?.create_cq(context, &request)?;
     let write = || {
         command.write(RESP_CQE, &request.cqe.to_ne_bytes())?;
-        command.write(UHW_OUT, &words!(create_cq_resp, cqn = made.cqn))?;
+        command.write(UHW_OUT, &words!(create_cq_resp, cqn = made.number))?;
         command.give(HANDLE, u64::from(made.handle))
     };
     server.or_undo(write, |nic| nic.destroy_cq(context, made.handle))?;

@@ -40,7 +40,7 @@ pub fn alloc_pd<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let made = call.nic()?.alloc_pd(context)?;
     let write = || {
         command.write(CORE_OUT, &words!(alloc_pd_resp, pd_handle = made.handle))?;
-        command.write(UHW_OUT, &words!(mlx5_alloc_pd_resp, pdn = made.pdn))
+        command.write(UHW_OUT, &words!(mlx5_alloc_pd_resp, pdn = made.number))
     };
     call.server.or_undo(write, |nic| nic.dealloc_pd(context, made.handle))
 }
@@ -126,7 +126,7 @@ pub fn alloc_window<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, input) = (call.context()?, call.core_in);
     let request = AllocMw { pd: input.u32(alloc_mw::pd_handle), kind: input.u8(alloc_mw::mw_type) };
     let made = call.nic()?.alloc_mw(context, &request)?;
-    let answer = words!(alloc_mw_resp, mw_handle = made.handle, rkey = made.rkey);
+    let answer = words!(alloc_mw_resp, mw_handle = made.handle, rkey = made.number);
     let write = || call.command.write(CORE_OUT, &answer);
     call.server.or_undo(write, |nic| nic.dealloc_mw(context, made.handle))
 }

@@ -51,7 +51,7 @@ pub(super) fn alloc<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let write = || {
         command.write(MMAP_OFFSET, &memory.offset().to_ne_bytes())?;
         command.write(MMAP_LENGTH, &(PAGE as u32).to_ne_bytes())?;
-        command.write(PAGE_ID, &made.page_id.to_ne_bytes())?;
+        command.write(PAGE_ID, &made.number.to_ne_bytes())?;
         command.give(HANDLE, u64::from(made.handle))
     };
     call.server.or_undo(write, |nic| nic.free_uar(context, made.handle))?;

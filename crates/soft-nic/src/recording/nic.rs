@@ -212,7 +212,7 @@ macro_rules! commands {
                 context: ContextId,
                 kind: UarKind,
                 registers: Box<dyn Registers>,
-            ) -> Answer<AllocatedUar> {
+            ) -> Answer<Created> {
                 match &mut self.0 {
                     Recording::Off(device) => device.alloc_uar(context, kind, registers),
                     Recording::On(device, recorder) => {
@@ -254,12 +254,12 @@ commands! {
         fn open_context(device: usize;) -> Answer<ContextId> = 1;
         fn close_context(context: ContextId;) -> () = number::CLOSE;
         fn free_uar(context: ContextId, uar: Handle;) -> Answer<()> = 4;
-        fn alloc_pd(context: ContextId;) -> Answer<AllocatedPd> = 5;
+        fn alloc_pd(context: ContextId;) -> Answer<Created> = 5;
         fn dealloc_pd(context: ContextId, pd: Handle;) -> Answer<()> = 6;
         fn reg_mr(context: ContextId; command: RegMr) -> Answer<MrKeys> = 7;
         fn rereg_mr(context: ContextId; command: ReregMr) -> Answer<MrKeys> = 8;
         fn dereg_mr(context: ContextId, mr: Handle;) -> Answer<()> = 9;
-        fn create_cq(context: ContextId; command: CreateCq) -> Answer<CreatedCq> = 10;
+        fn create_cq(context: ContextId; command: CreateCq) -> Answer<Created> = 10;
         fn resize_cq(context: ContextId, cq: Handle; command: ResizeCq) -> Answer<u32> = 11;
         fn destroy_cq(context: ContextId, cq: Handle;) -> Answer<DestroyedCq> = 12;
         fn create_qp(context: ContextId; command: CreateQp) -> Answer<CreatedQp> = number::CREATE_QP;
@@ -270,7 +270,7 @@ commands! {
         fn destroy_srq(context: ContextId, srq: Handle;) -> Answer<u32> = 18;
         fn create_ah(context: ContextId, pd: Handle; address: AddressVector) -> Answer<CreatedAh> = 19;
         fn destroy_ah(context: ContextId, ah: Handle;) -> Answer<()> = 20;
-        fn alloc_mw(context: ContextId; command: AllocMw) -> Answer<AllocatedMw> = 21;
+        fn alloc_mw(context: ContextId; command: AllocMw) -> Answer<Created> = 21;
         fn dealloc_mw(context: ContextId, mw: Handle;) -> Answer<()> = 22;
     }
     own {

@@ -185,7 +185,7 @@ impl<N: Commands> DriverOf<N> {
             ignore_overrun: shape.ignore_overrun,
         };
         let created = self.nic.create_cq(self.context, &request).expect("a CQ");
-        let (handle, cqn) = (created.handle, created.cqn);
+        let (handle, cqn) = (created.handle, created.number);
         self.cqs.push(DriverCq { handle, cqn, ring, record, shape, consumer: 0, arms: 0 });
         CqId(self.cqs.len() - 1)
     }
@@ -194,7 +194,7 @@ impl<N: Commands> DriverOf<N> {
     pub fn create_page(&mut self, kind: UarKind) -> usize {
         let page = RegisterPage::default();
         let allocated = self.nic.alloc_uar(self.context, kind, Box::new(page.clone())).expect("a UAR page");
-        self.pages.push((page, allocated.page_id));
+        self.pages.push((page, allocated.number));
         self.pages.len() - 1
     }
 

@@ -76,7 +76,7 @@ impl<M: Memory> Driver<M> {
     /// Allocates a window of type 1 or 2.
     pub fn window(&mut self, kind: u8) -> Window {
         let made = self.nic.alloc_mw(self.context, &AllocMw { pd: self.pd, kind }).expect("a window");
-        Window { handle: made.handle, rkey: made.rkey, kind }
+        Window { handle: made.handle, rkey: made.number, kind }
     }
 
     /// `IBV_WR_BIND_MW` on this queue, for peers that name the bytes by the region's own addresses.

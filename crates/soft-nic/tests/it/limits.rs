@@ -42,7 +42,7 @@ fn qp_request(driver: &mut Driver<Host>, cq: u32, memory: &Block) -> CreateQp {
         rq_wqe_shift: 6,
         mlx5_flags: 1 << 10,
         user_index: 0,
-        uar_page: Some(page.page_id),
+        uar_page: Some(page.number),
     }
 }
 

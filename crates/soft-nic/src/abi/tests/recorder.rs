@@ -4,9 +4,9 @@ use std::cell::RefCell;
 
 use mlx5_device::UarKind;
 use mlx5_device::command::{
-    AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq,
-    CreateQp, CreateSrq, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp,
-    ModifySrq, MrKeys, QpCap, QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
+    AddressVector, AllocMw, CommandError, ContextId, CreateCq, CreateQp, CreateSrq, Created, CreatedAh,
+    CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QpCap, QueriedQp, QueriedSrq,
+    RegMr, ReregMr, ResizeCq,
 };
 use mlx5_device::commands::*;
 use mlx5_device::memory::Registers;
@@ -47,8 +47,8 @@ impl Commands for Recorder {
         false
     }
 
-    fn alloc_uar(&mut self, _: ContextId, kind: UarKind, _: Box<dyn Registers>) -> Answer<AllocatedUar> {
-        self.make(format!("alloc_uar {kind:?}"), AllocatedUar { handle: 3, page_id: 0x21 })
+    fn alloc_uar(&mut self, _: ContextId, kind: UarKind, _: Box<dyn Registers>) -> Answer<Created> {
+        self.make(format!("alloc_uar {kind:?}"), Created { handle: 3, number: 0x21 })
     }
 
     fn free_uar(&mut self, _: ContextId, uar: Handle) -> Answer<()> {
@@ -56,8 +56,8 @@ impl Commands for Recorder {
         Ok(())
     }
 
-    fn alloc_pd(&mut self, _: ContextId) -> Answer<AllocatedPd> {
-        self.make("alloc_pd".into(), AllocatedPd { handle: 4, pdn: 0x44 })
+    fn alloc_pd(&mut self, _: ContextId) -> Answer<Created> {
+        self.make("alloc_pd".into(), Created { handle: 4, number: 0x44 })
     }
 
     fn dealloc_pd(&mut self, _: ContextId, pd: Handle) -> Answer<()> {
@@ -78,8 +78,8 @@ impl Commands for Recorder {
         Ok(())
     }
 
-    fn alloc_mw(&mut self, _: ContextId, command: &AllocMw) -> Answer<AllocatedMw> {
-        self.make(format!("{command:x?}"), AllocatedMw { handle: 9, rkey: 0x900 })
+    fn alloc_mw(&mut self, _: ContextId, command: &AllocMw) -> Answer<Created> {
+        self.make(format!("{command:x?}"), Created { handle: 9, number: 0x900 })
     }
 
     fn dealloc_mw(&mut self, _: ContextId, mw: Handle) -> Answer<()> {
@@ -87,8 +87,8 @@ impl Commands for Recorder {
         Ok(())
     }
 
-    fn create_cq(&mut self, _: ContextId, command: &CreateCq) -> Answer<CreatedCq> {
-        self.make(format!("{command:x?}"), CreatedCq { handle: 6, cqn: 0x406 })
+    fn create_cq(&mut self, _: ContextId, command: &CreateCq) -> Answer<Created> {
+        self.make(format!("{command:x?}"), Created { handle: 6, number: 0x406 })
     }
 
     fn resize_cq(&mut self, _: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32> {

@@ -93,7 +93,7 @@ impl Full {
         });
         let page =
             driver.nic.alloc_uar(driver.context, UarKind::BlueFlame, Box::new(RegisterPage::default()));
-        Full { region, qp, page: page.expect("a page").page_id, driver }
+        Full { region, qp, page: page.expect("a page").number, driver }
     }
 
     /// One more of something, asked for rightly.
@@ -133,7 +133,7 @@ impl Commands {
         let pd = driver.nic.alloc_pd(context).expect("a PD").handle;
         let (ring, record, memory) = (Block::new(32 * 1024), Block::new(64), Block::new(8192));
         let page = driver.nic.alloc_uar(context, UarKind::BlueFlame, Box::new(RegisterPage::default()));
-        let page = page.expect("a page").page_id;
+        let page = page.expect("a page").number;
         let full = Full::new();
         let mut commands =
             Commands { driver, context, closed, pd, cq: 0, srq: 0, qp: 0, page, ring, record, memory, full };
