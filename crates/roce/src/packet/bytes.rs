@@ -6,7 +6,6 @@
 
 use super::{Aeth, Content, Deth, Packet, Syndrome, Trailer};
 use crate::wire::aeth::NO_CREDITS;
-use crate::wire::opcode::Tail;
 use crate::wire::packet::Extended;
 use crate::wire::{
     self, AtomicAckEth, Bth, Ieth, ImmDt, Operation, PacketKind, PacketOpcode, Position, Service,
@@ -17,7 +16,8 @@ impl Packet {
     /// The packet with its payload, to be written. `None` when no opcode says so: an operation that the service does not
     /// have, which the engine never sends.
     pub fn to_wire<'a>(&self, payload: &'a [u8]) -> Option<wire::Packet<'a>> {
-        let (kind, extended) = headers(&self.content)?;
+        let (operation, extended) = headers(&self.content);
+        let kind = PacketKind::of(operation, self.content.position(), extended.set())?;
         let service = self.service;
         let deth = wire::Deth { qkey: self.deth.qkey, reserved: 0, src_qpn: self.deth.src_qpn };
         let extended = match extended {
@@ -51,42 +51,36 @@ impl Packet {
     }
 }
 
-/// The kind of packet and the headers behind its BTH, those of datagrams apart.
-fn headers(content: &Content) -> Option<(PacketKind, Extended)> {
-    let tail = |trailer| match trailer {
-        Trailer::None => (Tail::Nothing, Extended::Nothing),
-        Trailer::Immediate(imm) => (Tail::Imm, Extended::Imm(ImmDt(imm))),
-        Trailer::Invalidate(key) => {
-            (Tail::Invalidate, Extended::Ieth(Ieth { rkey: u32::from_be_bytes(key) }))
-        }
+/// What a packet does, and the headers behind its BTH, those of datagrams apart.
+fn headers(content: &Content) -> (Operation, Extended) {
+    let behind = |trailer| match trailer {
+        Trailer::None => Extended::Nothing,
+        Trailer::Immediate(imm) => Extended::Imm(ImmDt(imm)),
+        Trailer::Invalidate(key) => Extended::Ieth(Ieth { rkey: u32::from_be_bytes(key) }),
     };
-    Some(match *content {
-        Content::Send { position, trailer } => {
-            let (tail, extended) = tail(trailer);
-            (PacketKind::request(Operation::Send, position, tail)?, extended)
-        }
+    match *content {
+        Content::Send { trailer, .. } => (Operation::Send, behind(trailer)),
         Content::Write { position, reth, trailer } => {
-            let (tail, extended) = tail(trailer);
-            let extended = match (position.starts(), extended) {
+            let extended = match (position.starts(), behind(trailer)) {
+                (true, Extended::Nothing) => Extended::Reth(reth),
                 (true, Extended::Imm(imm)) => Extended::RethImm(reth, imm),
-                (true, _) => Extended::Reth(reth),
-                (false, other) => other,
+                (_, other) => other,
             };
-            (PacketKind::request(Operation::Write, position, tail)?, extended)
+            (Operation::Write, extended)
         }
-        Content::ReadRequest(reth) => (PacketKind::ReadRequest, Extended::Reth(reth)),
-        Content::CompareSwap(eth) => (PacketKind::CompareSwap, Extended::Atomic(eth)),
-        Content::FetchAdd(eth) => (PacketKind::FetchAdd, Extended::Atomic(eth)),
-        Content::ReadResponse { position, aeth } => {
+        Content::ReadRequest(reth) => (Operation::ReadRequest, Extended::Reth(reth)),
+        Content::CompareSwap(eth) => (Operation::CompareSwap, Extended::Atomic(eth)),
+        Content::FetchAdd(eth) => (Operation::FetchAdd, Extended::Atomic(eth)),
+        Content::ReadResponse { aeth, .. } => {
             let extended = aeth.map_or(Extended::Nothing, |aeth| Extended::Aeth(written(aeth)));
-            (PacketKind::read_response(position), extended)
+            (Operation::ReadResponse, extended)
         }
-        Content::Acknowledge(aeth) => (PacketKind::Acknowledge, Extended::Aeth(written(aeth))),
+        Content::Acknowledge(aeth) => (Operation::Acknowledge, Extended::Aeth(written(aeth))),
         Content::AtomicAcknowledge { aeth, old } => {
             let ack = AtomicAckEth { original: old };
-            (PacketKind::AtomicAcknowledge, Extended::AethAtomicAck(written(aeth), ack))
+            (Operation::AtomicAcknowledge, Extended::AethAtomicAck(written(aeth), ack))
         }
-    })
+    }
 }
 
 fn content(kind: PacketKind, extended: &Extended) -> Option<Content> {

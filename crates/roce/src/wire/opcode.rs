@@ -92,6 +92,14 @@ macro_rules! kinds {
                 match self { $(Self::$name => Position::$position,)* }
             }
 
+            /// The packet of a connected service that does this, with these headers. `None`: there is none, as an invalidating WRITE.
+            pub const fn of(does: Operation, stands: Position, headers: HeaderSet) -> Option<Self> {
+                match (does, stands, headers) {
+                    $((Operation::$operation, Position::$position, HeaderSet::$headers) => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
             /// Extended headers on a connected service; UD puts a DETH before them.
             const fn connected_headers(self) -> HeaderSet {
                 match self { $(Self::$name => HeaderSet::$headers,)* }
@@ -143,49 +151,6 @@ impl PacketKind {
     pub const fn carries_payload(self) -> bool {
         matches!(self.operation(), Operation::Send | Operation::Write | Operation::ReadResponse)
     }
-
-    /// The SEND or WRITE packet at `position`; an immediate or an rkey to invalidate rides on the packet that ends the
-    /// message. `None` for operations of one packet, and for an invalidating WRITE.
-    pub const fn request(operation: Operation, position: Position, tail: Tail) -> Option<PacketKind> {
-        use PacketKind::*;
-        Some(match (operation, position, tail) {
-            (Operation::Send, Position::First, _) => SendFirst,
-            (Operation::Send, Position::Middle, _) => SendMiddle,
-            (Operation::Send, Position::Last, Tail::Nothing) => SendLast,
-            (Operation::Send, Position::Last, Tail::Imm) => SendLastImm,
-            (Operation::Send, Position::Last, Tail::Invalidate) => SendLastInvalidate,
-            (Operation::Send, Position::Only, Tail::Nothing) => SendOnly,
-            (Operation::Send, Position::Only, Tail::Imm) => SendOnlyImm,
-            (Operation::Send, Position::Only, Tail::Invalidate) => SendOnlyInvalidate,
-            (Operation::Write, _, Tail::Invalidate) => return None,
-            (Operation::Write, Position::First, _) => WriteFirst,
-            (Operation::Write, Position::Middle, _) => WriteMiddle,
-            (Operation::Write, Position::Last, Tail::Nothing) => WriteLast,
-            (Operation::Write, Position::Last, Tail::Imm) => WriteLastImm,
-            (Operation::Write, Position::Only, Tail::Nothing) => WriteOnly,
-            (Operation::Write, Position::Only, Tail::Imm) => WriteOnlyImm,
-            _ => return None,
-        })
-    }
-
-    /// The READ response packet at `position`.
-    pub const fn read_response(position: Position) -> PacketKind {
-        match position {
-            Position::First => PacketKind::ReadResponseFirst,
-            Position::Middle => PacketKind::ReadResponseMiddle,
-            Position::Last => PacketKind::ReadResponseLast,
-            Position::Only => PacketKind::ReadResponseOnly,
-        }
-    }
-}
-
-/// What a SEND or WRITE brings besides its payload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Tail {
-    Nothing,
-    Imm,
-    /// An rkey to invalidate.
-    Invalidate,
 }
 
 /// An opcode that exists: a kind of packet on a service that has it.
