@@ -55,7 +55,7 @@ impl Packet {
 fn headers(content: &Content) -> (Operation, Extended) {
     let behind = |trailer| match trailer {
         Trailer::None => Extended::Nothing,
-        Trailer::Immediate(imm) => Extended::Imm(ImmDt(imm)),
+        Trailer::Immediate(imm) => Extended::Imm(ImmDt { imm }),
         Trailer::Invalidate(key) => Extended::Ieth(Ieth { rkey: u32::from_be_bytes(key) }),
     };
     match *content {
@@ -87,7 +87,7 @@ fn content(kind: PacketKind, extended: &Extended) -> Option<Content> {
     let position: Position = kind.position();
     let trailer = match *extended {
         Extended::Ieth(Ieth { rkey }) => Trailer::Invalidate(rkey.to_be_bytes()),
-        _ => extended.immediate().map_or(Trailer::None, |ImmDt(imm)| Trailer::Immediate(imm)),
+        _ => extended.immediate().map_or(Trailer::None, |ImmDt { imm }| Trailer::Immediate(imm)),
     };
     let aeth = extended.aeth().map(read);
     Some(match kind.operation() {

@@ -2,25 +2,12 @@
 //!
 //! IBTA vol. 1 §9.3.6 (immediate data) and §9.3.7 (invalidate).
 
-use super::WireError;
-use super::bytes::{array, check, header};
+use super::bytes::header;
 
-/// Immediate data. Four bytes without a byte order of their own: programs see them as they were given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ImmDt(pub [u8; 4]);
-
-impl ImmDt {
-    pub const BYTES: usize = 4;
-
-    #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
-        check("an ImmDt", bytes, Self::BYTES)?;
-        Ok(Self(array(bytes, 0)))
-    }
-
-    #[inline]
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        self.0
+header! {
+    /// Immediate data. Four bytes without a byte order of their own: programs see them as they were given.
+    ImmDt("an ImmDt", 4) {
+        imm: [u8; 4] = 0,
     }
 }
 
@@ -34,13 +21,14 @@ header! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::WireError;
 
     #[test]
     fn golden_bytes_are_read_and_written() {
         // `rxe-rc.pcap`, packet 7: SEND Only with immediate 0xdeadbeef.
         let imm = [0xde, 0xad, 0xbe, 0xef];
-        assert_eq!(ImmDt::parse(&imm), Ok(ImmDt(imm)));
-        assert_eq!(ImmDt(imm).emit(), imm);
+        assert_eq!(ImmDt::parse(&imm), Ok(ImmDt { imm }));
+        assert_eq!(ImmDt { imm }.emit(), imm);
         // `rxe-rc.pcap`, packet 61: SEND Only with invalidate, the memory window's rkey.
         let invalidate = [0x08, 0x00, 0x01, 0x6b];
         assert_eq!(Ieth::parse(&invalidate), Ok(Ieth { rkey: 0x0800_016b }));

@@ -88,7 +88,7 @@ fn line(number: usize, frame: &Frame<'_>) -> String {
         write!(line, " AETH {what} low5={low5} msn={}", aeth.msn).unwrap();
     }
     if let Some(imm) = extended.immediate() {
-        write!(line, " imm=0x{:08x}", u32::from_be_bytes(imm.0)).unwrap();
+        write!(line, " imm=0x{:08x}", u32::from_be_bytes(imm.imm)).unwrap();
     }
     match extended {
         Extended::AethAtomicAck(_, ack) => write!(line, " orig=0x{:x}", ack.original).unwrap(),

@@ -69,7 +69,7 @@ impl Attacker {
         };
         let rkey = if rng.below(6) == 0 { rng.below(1 << 32) as u32 } else { target.rkey };
         let reth = Reth { va, rkey, dma_bytes };
-        let imm = ImmDt([1, 2, 3, 4]);
+        let imm = ImmDt { imm: [1, 2, 3, 4] };
         let aeth = Aeth { syndrome: Syndrome::from_u8(rng.below(256) as u8), msn: rng.below(1 << 24) as u32 };
         let atomic = AtomicEth { va, rkey, swap_add: rng.below(u64::MAX), compare: 0 };
         let deth = roce::wire::Deth { qkey: 0x1111_1111, reserved: 0, src_qpn: rng.below(1 << 24) as u32 };

@@ -11,7 +11,7 @@ const SEND_5: [u8; 24] = [
 
 /// One value of each set of headers.
 fn extended(set: HeaderSet) -> Extended {
-    let (imm, aeth) = (ImmDt([1, 2, 3, 4]), Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: 5 });
+    let (imm, aeth) = (ImmDt { imm: [1, 2, 3, 4] }, Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: 5 });
     let reth = Reth { va: 0x1122_3344_5566_7788, rkey: 0x99aa_bbcc, dma_bytes: 9 };
     let deth = Deth { qkey: 0x1111_1111, reserved: 0, src_qpn: 0x12 };
     match set {
