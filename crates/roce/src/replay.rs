@@ -5,33 +5,14 @@
 
 use std::collections::VecDeque;
 
+use crate::Request;
 use crate::message::psn_count;
-use crate::{Opcode, Psn, Request};
-
-/// One executed READ or atomic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Executed {
-    opcode: Opcode,
-    psn: Psn,
-    va: u64,
-    rkey: u32,
-    length: u32,
-    old: u64,
-}
-
-/// What a duplicate is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Replay {
-    /// The rest of a READ, or all of it.
-    Read,
-    /// An atomic that found this value.
-    Atomic { old: u64 },
-}
 
 /// The last few executed READs and atomics.
 #[derive(Debug)]
 pub(crate) struct ReplayList {
-    entries: VecDeque<Executed>,
+    /// Requests, each with what it found, where it is an atomic.
+    entries: VecDeque<(Request, Option<u64>)>,
     limit: usize,
 }
 
@@ -48,41 +29,33 @@ impl ReplayList {
     }
 
     /// Remembers an executed request; the oldest makes room.
-    pub(crate) fn remember(&mut self, request: &Request, old: u64) {
+    pub(crate) fn remember(&mut self, request: &Request, old: Option<u64>) {
         if self.limit == 0 {
             return;
         }
         if self.entries.len() >= self.limit {
             self.entries.pop_front();
         }
-        let Request { opcode, psn, remote_va: va, rkey, length, .. } = *request;
-        self.entries.push_back(Executed { opcode, psn, va, rkey, length, old });
+        self.entries.push_back((*request, old));
     }
 
-    /// How to answer a duplicate; `None` when it repeats nothing that is remembered.
+    /// How to answer a duplicate: with what an atomic found, none: with the rest of a READ, or all of it. `None` when it repeats
+    /// nothing that is remembered.
     ///
     /// A READ may come again from the middle: from its first missing PSN, with the address moved and the length cut.
-    pub(crate) fn find(&self, duplicate: &Request, path_mtu_bytes: u32) -> Option<Replay> {
-        self.entries.iter().rev().find_map(|entry| entry.explains(duplicate, path_mtu_bytes))
+    pub(crate) fn find(&self, duplicate: &Request, path_mtu_bytes: u32) -> Option<Option<u64>> {
+        let mut latest = self.entries.iter().rev();
+        let found = latest.find(|(request, _)| repeats(request, duplicate, path_mtu_bytes));
+        found.map(|(_, old)| *old)
     }
 }
 
-impl Executed {
-    fn explains(&self, duplicate: &Request, path_mtu_bytes: u32) -> Option<Replay> {
-        if self.opcode != duplicate.opcode || self.rkey != duplicate.rkey {
-            return None;
-        }
-        let packets_in = duplicate.psn.distance_from(self.psn);
-        if self.opcode.is_atomic() {
-            let same = packets_in == 0 && duplicate.remote_va == self.va;
-            return same.then_some(Replay::Atomic { old: self.old });
-        }
-        if packets_in >= psn_count(self.opcode, self.length, path_mtu_bytes) {
-            return None;
-        }
-        let offset = u64::from(packets_in) * u64::from(path_mtu_bytes);
-        let rest = u64::from(self.length).checked_sub(offset)?;
-        let same = duplicate.remote_va == self.va.wrapping_add(offset) && u64::from(duplicate.length) <= rest;
-        same.then_some(Replay::Read)
-    }
+fn repeats(request: &Request, duplicate: &Request, path_mtu_bytes: u32) -> bool {
+    let Request { opcode, psn, remote_va, rkey, length, .. } = *request;
+    let packets_in = duplicate.psn.distance_from(psn);
+    let offset = u64::from(packets_in) * u64::from(path_mtu_bytes);
+    (duplicate.opcode, duplicate.rkey) == (opcode, rkey)
+        && packets_in < psn_count(opcode, length, path_mtu_bytes)
+        && duplicate.remote_va == remote_va.wrapping_add(offset)
+        && (opcode.is_atomic() || u64::from(duplicate.length) + offset <= u64::from(length))
 }

@@ -112,10 +112,11 @@ impl Responder {
             self.ack_due |= self.outbound.acknowledges(&self.at_work);
             return;
         }
+        let old = opcode.is_atomic().then_some(old);
         self.replays.remember(&self.at_work, old);
         // The response acknowledges all before it.
         self.ack_due = false;
-        self.respond(self.expected_psn.minus(1), opcode.is_atomic().then_some(old), false);
+        self.respond(self.expected_psn.minus(1), old, false);
     }
 
     pub(super) fn respond(&mut self, psn: Psn, old: Option<u64>, replayed: bool) {

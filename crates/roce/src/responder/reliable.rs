@@ -6,7 +6,6 @@ use super::requests::describe;
 use super::{Responder, State};
 use crate::packet::Syndrome;
 use crate::psn::Relation;
-use crate::replay::Replay;
 use crate::{AsyncEvent, DropReason, NakCode, Opcode, Packet, Refusal, Resources, Status, Verdict};
 
 impl Responder {
@@ -92,11 +91,11 @@ impl Responder {
         }
         let resources_left = self.waiting(true) < usize::from(self.config.max_dest_rd_atomic);
         match self.replays.find(&request, path_mtu_bytes).filter(|_| resources_left) {
-            Some(Replay::Atomic { old }) => {
-                self.respond(psn, Some(old), true);
+            Some(old @ Some(_)) => {
+                self.respond(psn, old, true);
                 Verdict::Answered
             }
-            Some(Replay::Read) => match self.region(&request, resources) {
+            Some(None) => match self.region(&request, resources) {
                 Ok(region) => {
                     self.stream_read(&request, region);
                     self.respond(psn, None, true);
