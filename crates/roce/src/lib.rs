@@ -18,6 +18,9 @@
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod listed;
+
 pub mod cm;
 mod counters;
 pub mod message;

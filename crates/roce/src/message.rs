@@ -10,18 +10,20 @@ use crate::{Access, Psn, ServiceType};
 /// Longest message of the connected services: 2^31 bytes (IBTA C9-94, DMA length of a RETH).
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-#[repr(u8)]
-pub enum Opcode {
-    #[default]
-    Send,
-    SendImm,
-    SendInvalidate,
-    Write,
-    WriteImm,
-    Read,
-    CompareSwap,
-    FetchAdd,
+listed! {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+    #[repr(u8)]
+    Opcode {
+        #[default]
+        Send,
+        SendImm,
+        SendInvalidate,
+        Write,
+        WriteImm,
+        Read,
+        CompareSwap,
+        FetchAdd,
+    }
 }
 
 impl fmt::Display for Opcode {
@@ -40,17 +42,6 @@ impl fmt::Display for Opcode {
 }
 
 impl Opcode {
-    pub const ALL: [Opcode; 8] = [
-        Opcode::Send,
-        Opcode::SendImm,
-        Opcode::SendInvalidate,
-        Opcode::Write,
-        Opcode::WriteImm,
-        Opcode::Read,
-        Opcode::CompareSwap,
-        Opcode::FetchAdd,
-    ];
-
     /// Whether the service carries this operation at all (IBTA, the opcodes defined for each service).
     pub const fn allowed_on(self, service: ServiceType) -> bool {
         match service {

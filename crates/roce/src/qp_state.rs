@@ -7,32 +7,30 @@ use std::fmt;
 
 use crate::ServiceType;
 
-/// State of a QP, with the numbers of `enum ibv_qp_state`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[repr(u8)]
-pub enum QpState {
-    /// Just created.
-    #[default]
-    Reset = 0,
-    /// Receives may be posted; nothing is processed.
-    Init = 1,
-    /// Ready to receive.
-    Rtr = 2,
-    /// Ready to send.
-    Rts = 3,
-    /// Send queue drained (or draining).
-    Sqd = 4,
-    /// Send queue error: UC and UD after a send that failed.
-    Sqe = 5,
-    /// Error.
-    Err = 6,
+listed! {
+    /// State of a QP, with the numbers of `enum ibv_qp_state`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    #[repr(u8)]
+    QpState {
+        /// Just created.
+        #[default]
+        Reset = 0,
+        /// Receives may be posted; nothing is processed.
+        Init = 1,
+        /// Ready to receive.
+        Rtr = 2,
+        /// Ready to send.
+        Rts = 3,
+        /// Send queue drained (or draining).
+        Sqd = 4,
+        /// Send queue error: UC and UD after a send that failed.
+        Sqe = 5,
+        /// Error.
+        Err = 6,
+    }
 }
 
 impl QpState {
-    /// All of them, in order of their numbers.
-    pub const ALL: [QpState; 7] =
-        [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err];
-
     /// The state with this verbs number.
     pub fn from_number(number: u8) -> Option<QpState> {
         QpState::ALL.get(usize::from(number)).copied()

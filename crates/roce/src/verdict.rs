@@ -35,48 +35,34 @@ pub enum Verdict {
     Dropped(DropReason),
 }
 
-/// Why a request was dropped without an answer; each has a counter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum DropReason {
-    /// The responder is in error.
-    InError,
-    /// The work of the request before it was not reported yet.
-    Busy,
-    /// Another service's request.
-    WrongService,
-    /// Past a gap that was NAKed, or past a message that met no receive; it will come again.
-    AfterNak,
-    /// A duplicate READ or atomic that is not remembered, or has lost its region.
-    UnknownDuplicate,
-    /// UC: a packet that continues nothing.
-    Hole,
-    /// UC, UD: no receive is posted.
-    NoReceive,
-    /// UC, UD: an operation that the service or the QP does not do, or a length that cannot be.
-    InvalidRequest,
-    /// UC: the key does not grant the access.
-    RemoteAccess,
-    /// UC, UD: longer than the receive, which is used up by it.
-    TooLong,
-    /// UD: wrong Q_Key.
-    WrongQkey,
-}
-
-impl DropReason {
-    pub const ALL: [DropReason; 11] = [
-        DropReason::InError,
-        DropReason::Busy,
-        DropReason::WrongService,
-        DropReason::AfterNak,
-        DropReason::UnknownDuplicate,
-        DropReason::Hole,
-        DropReason::NoReceive,
-        DropReason::InvalidRequest,
-        DropReason::RemoteAccess,
-        DropReason::TooLong,
-        DropReason::WrongQkey,
-    ];
+listed! {
+    /// Why a request was dropped without an answer; each has a counter.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[repr(u8)]
+    DropReason {
+        /// The responder is in error.
+        InError,
+        /// The work of the request before it was not reported yet.
+        Busy,
+        /// Another service's request.
+        WrongService,
+        /// Past a gap that was NAKed, or past a message that met no receive; it will come again.
+        AfterNak,
+        /// A duplicate READ or atomic that is not remembered, or has lost its region.
+        UnknownDuplicate,
+        /// UC: a packet that continues nothing.
+        Hole,
+        /// UC, UD: no receive is posted.
+        NoReceive,
+        /// UC, UD: an operation that the service or the QP does not do, or a length that cannot be.
+        InvalidRequest,
+        /// UC: the key does not grant the access.
+        RemoteAccess,
+        /// UC, UD: longer than the receive, which is used up by it.
+        TooLong,
+        /// UD: wrong Q_Key.
+        WrongQkey,
+    }
 }
 
 /// Which check a request failed, or what failed while it was carried out, and what would help.
