@@ -46,15 +46,6 @@ pub struct Completion {
     pub atomic_old: Option<u64>,
 }
 
-/// Where a READ response's bytes belong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placement {
-    /// The READ.
-    pub ticket: Ticket,
-    /// Which of its bytes.
-    pub fragment: Fragment,
-}
-
 /// What a reply did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyVerdict {
@@ -62,8 +53,8 @@ pub enum ReplyVerdict {
     Progress,
     /// It answers this atomic.
     Response(Ticket),
-    /// The next bytes of a READ: place them before polling completions.
-    Place(Placement),
+    /// The next bytes of this READ: place them before polling completions.
+    Place { ticket: Ticket, fragment: Fragment },
     /// Messages are to be sent again, now or after the RNR time.
     Resend,
     /// The QP is in error; completions say why.

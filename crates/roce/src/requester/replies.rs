@@ -7,7 +7,7 @@ use super::{Message, Requester, State};
 use crate::message::psn_count;
 use crate::packet::Position;
 use crate::retry::{Timer, rnr_timer_ns};
-use crate::{Fragment, NakCode, Now, Opcode, Placement, Psn, ReplyVerdict, Status, Ticket};
+use crate::{Fragment, NakCode, Now, Opcode, Psn, ReplyVerdict, Status, Ticket};
 
 /// How far an acknowledgement completes messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -216,7 +216,7 @@ impl<W> Requester<W> {
             self.advance_to(end);
         }
         let fragment = Fragment { offset: start, length: bytes };
-        ReplyVerdict::Place(Placement { ticket: Ticket(ticket), fragment })
+        ReplyVerdict::Place { ticket: Ticket(ticket), fragment }
     }
 
     /// Something later was answered, so the response to the READ or atomic at `done` is lost: go back to it.

@@ -7,7 +7,7 @@ use super::endpoint::{EndpointConfig, LocalWork, VA};
 use super::faults::Frame;
 use super::host::{Host, Received};
 use crate::{
-    Completion, Failure, Now, Outcome, PayloadSource, Placement, PostedMessage, Receive, ReplyVerdict,
+    Completion, Failure, Fragment, Now, Outcome, PayloadSource, PostedMessage, Receive, ReplyVerdict,
     ResponderEvent, ServiceType, Status, Ticket, Verdict,
 };
 
@@ -123,9 +123,9 @@ impl End {
         self.posted.get(usize::try_from(ticket.0.checked_sub(self.first_ticket)?).ok()?)
     }
 
-    fn place(&mut self, placement: Placement, payload: &[u8]) {
-        let Some(into) = self.work(placement.ticket).map(|work| work.read_into) else { return };
-        let start = (into + placement.fragment.offset as usize) as u64;
+    fn place(&mut self, ticket: Ticket, part: Fragment, payload: &[u8]) {
+        let Some(into) = self.work(ticket).map(|work| work.read_into) else { return };
+        let start = (into + part.offset as usize) as u64;
         self.host.slice(start, payload.len()).copy_from_slice(payload);
     }
 
@@ -138,7 +138,7 @@ impl End {
                 let outcome = self.host.execute(service, packet.psn, work, payload, &mut self.received);
                 self.connection.executed(outcome);
             }
-            Arrival::Reply(ReplyVerdict::Place(placement)) => self.place(placement, payload),
+            Arrival::Reply(ReplyVerdict::Place { ticket, fragment }) => self.place(ticket, fragment, payload),
             Arrival::Request(_) | Arrival::Reply(_) => {}
         }
         self.collect_events();

@@ -8,9 +8,9 @@ use proptest::test_runner::{RngSeed, TestRunner};
 
 use super::described::{ACK, Request, answer, found, nak, next_answer, rnr};
 use crate::{
-    Access, Content, DropReason, Fragment, NakCode, Now, Opcode, Outcome, Packet, Placement, Position,
-    PostedMessage, Psn, Receive, Region, RegionError, ReplyVerdict, Requester, RequesterConfig, Resources,
-    Responder, ResponderConfig, ResponderCounters, ServiceType, Verdict, Work,
+    Access, Content, DropReason, Fragment, NakCode, Now, Opcode, Outcome, Packet, Position, PostedMessage,
+    Psn, Receive, Region, RegionError, ReplyVerdict, Requester, RequesterConfig, Resources, Responder,
+    ResponderConfig, ResponderCounters, ServiceType, Verdict, Work,
 };
 
 /// A device that says yes or no at random, but never to more than it was asked.
@@ -400,7 +400,7 @@ fn reply_with(script: Script, placed: &[Cell<u64>; 2]) -> Result<(), TestCaseErr
                 let bytes = size.bytes(mtu, length.saturating_sub(before));
                 let payload = Fragment { offset: 0, length: bytes };
                 let verdict = requester.handle_packet(now, &Packet { psn, payload, ..reply });
-                if let ReplyVerdict::Place(Placement { ticket, fragment }) = verdict {
+                if let ReplyVerdict::Place { ticket, fragment } = verdict {
                     let (_, length) = posted[ticket.0 as usize - ended];
                     let end = u64::from(fragment.offset) + u64::from(fragment.length);
                     prop_assert!(fragment.length == bytes && end <= u64::from(length));

@@ -285,10 +285,10 @@ fn attack(path: Path, cases: u32) -> Reached {
                     count(&reached.executed, length, mtu);
                     answer(&mut connection, &packet, work, path, device.0 % 50);
                 }
-                Arrival::Reply(ReplyVerdict::Place(placement)) => {
+                Arrival::Reply(ReplyVerdict::Place { fragment, .. }) => {
                     count(&reached.placed, length, mtu);
-                    prop_assert_eq!(placement.fragment.length, length);
-                    prop_assert!(placement.fragment.offset + length <= longest);
+                    prop_assert_eq!(fragment.length, length);
+                    prop_assert!(fragment.offset + length <= longest);
                 }
                 Arrival::Request(_) | Arrival::Reply(_) => {}
             }

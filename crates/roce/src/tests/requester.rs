@@ -2,8 +2,8 @@
 
 use super::described::{ACK, RESPONSE, answer, found, nak, rnr};
 use crate::{
-    Completion, Content, Fragment, NakCode, Now, Opcode, Packet, PacketTransmit, Placement, Position,
-    PostedMessage, Psn, ReplyVerdict, Requester, RequesterConfig, SendWindow, ServiceType, Status, Ticket,
+    Completion, Content, Fragment, NakCode, Now, Opcode, Packet, PacketTransmit, Position, PostedMessage,
+    Psn, ReplyVerdict, Requester, RequesterConfig, SendWindow, ServiceType, Status, Ticket,
 };
 
 const MTU: u32 = 1024;
@@ -460,7 +460,7 @@ fn a_local_error_completes_in_its_turn() {
     sent(&mut requester, 0);
     let verdict = take(&mut requester, 1, &reply(7, RESPONSE));
     let fragment = Fragment { offset: 0, length: 16 };
-    assert_eq!(verdict, ReplyVerdict::Place(Placement { ticket: Ticket(0), fragment }));
+    assert_eq!(verdict, ReplyVerdict::Place { ticket: Ticket(0), fragment });
     requester.fail(Ticket(0), Status::LocalProtection);
     assert_eq!(ended(&mut requester), [(0, Status::LocalProtection), (1, Flushed)]);
 }

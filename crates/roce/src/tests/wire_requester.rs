@@ -3,8 +3,8 @@
 use super::described::{ACK, answer, nak, rnr};
 use crate::wire::Position::{self, First, Last, Middle, Only};
 use crate::{
-    Content, Fragment, NakCode, Now, Opcode, PacketTransmit, Placement, PostedMessage, Psn, ReplyVerdict,
-    Requester, RequesterConfig, SendWindow, ServiceType, Status, Ticket,
+    Content, Fragment, NakCode, Now, Opcode, PacketTransmit, PostedMessage, Psn, ReplyVerdict, Requester,
+    RequesterConfig, SendWindow, ServiceType, Status, Ticket,
 };
 
 const MTU: u32 = 256;
@@ -210,7 +210,7 @@ fn read_responses_are_taken_in_order_and_asked_for_again_from_the_first_missing(
     let mut requester = requester(&[(Opcode::Read, 600), (Opcode::Send, 1)]);
     assert_eq!(sends(&mut requester, Now(0)), "read0@0+600 Only3");
     let placed = |arrival| match arrival {
-        Place(placement) => (placement.fragment.offset, placement.fragment.length),
+        Place { fragment, .. } => (fragment.offset, fragment.length),
         other => panic!("{other:?}"),
     };
     assert_eq!(placed(response(&mut requester, 0, First, 256)), (0, 256));
@@ -284,9 +284,8 @@ fn a_nak_of_a_read_between_its_packets_is_its_error() {
 #[test]
 fn a_response_may_come_several_packets_at_a_time_but_not_on_a_wire() {
     let config = *requester(&[]).config();
-    let place = |offset, length| {
-        ReplyVerdict::Place(Placement { ticket: Ticket(0), fragment: Fragment { offset, length } })
-    };
+    let place =
+        |offset, length| ReplyVerdict::Place { ticket: Ticket(0), fragment: Fragment { offset, length } };
     let bad = ReplyVerdict::Failed;
     for (name, arrivals) in [
         ("all at once", vec![(0, Only, 700, place(0, 700))]),

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::testing::{Arrival, Connection, Event, Rng, WorkRequest};
 use crate::{
-    Access, GRH_BYTES, Now, Opcode, Outcome, Packet, PayloadSource, Placement, PostedMessage, Psn, Receive,
+    Access, Fragment, GRH_BYTES, Now, Opcode, Outcome, Packet, PayloadSource, PostedMessage, Psn, Receive,
     Region, RegionError, ReplyVerdict, RequesterConfig, Resources, ResponderConfig, ResponderEvent,
-    SendWindow, ServiceType, Status, Verdict, Work,
+    SendWindow, ServiceType, Status, Ticket, Verdict, Work,
 };
 
 /// Address of the memory's first byte, as requests name it.
@@ -385,8 +385,8 @@ impl End {
             }
             Arrival::Request(Verdict::Answered) => "answered",
             Arrival::Request(Verdict::Dropped(_)) => "dropped",
-            Arrival::Reply(ReplyVerdict::Place(placement)) => {
-                self.place(placement, payload);
+            Arrival::Reply(ReplyVerdict::Place { ticket, fragment }) => {
+                self.place(ticket, fragment, payload);
                 "READ response placed"
             }
             Arrival::Reply(ReplyVerdict::Progress) => "reply: progress",
@@ -431,9 +431,8 @@ impl End {
         if trouble == 0 { Outcome::LocalFault } else { Outcome::Done }
     }
 
-    fn place(&self, placement: Placement, payload: &[u8]) {
-        let work = self.work(placement.ticket.0);
-        let part = placement.fragment;
+    fn place(&self, ticket: Ticket, part: Fragment, payload: &[u8]) {
+        let work = self.work(ticket.0);
         assert_eq!((work.message.opcode, part.length as usize), (Opcode::Read, payload.len()));
         assert!(u64::from(part.offset) + u64::from(part.length) <= u64::from(work.message.length));
     }
