@@ -59,7 +59,7 @@ fn round(opcode: Opcode, length: u32) -> f64 {
                 carried += 1;
                 let arrival = to.handle_packet(now, &outgoing.packet, &mut UnlimitedHost);
                 if matches!(arrival, Arrival::Request(Verdict::Execute(_))) {
-                    to.executed(Outcome::Done);
+                    to.responder.executed(Outcome::Done);
                 }
             }
             while to.poll_event().is_some() {}

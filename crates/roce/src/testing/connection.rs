@@ -5,15 +5,15 @@
 //! Left out: moving the other half to ERR when one fails, which the QP's states do ([`crate::qp_state`]).
 //!
 //! ```text
-//!   post ──► poll_transmit ──► wire ──► handle_packet ──► Work ──► executed
+//!   post ──► poll_transmit ──► wire ──► handle_packet ──► Work ──► responder.executed
 //!   poll_event ◄── handle_packet ◄── wire ◄── poll_transmit
 //! ```
 
 use crate::packet::{Deth, Reth};
 use crate::{
-    Completion, Content, Fragment, Now, Outcome, Outgoing, Packet, PayloadSource, PostedMessage, Psn,
-    ReplyVerdict, Requester, RequesterConfig, Resources, Responder, ResponderConfig, ResponderEvent,
-    SendWindow, ServiceType, Status, Ticket, Verdict,
+    Completion, Content, Fragment, Now, Outgoing, Packet, PayloadSource, PostedMessage, Psn, ReplyVerdict,
+    Requester, RequesterConfig, Resources, Responder, ResponderConfig, ResponderEvent, SendWindow,
+    ServiceType, Status, Ticket, Verdict,
 };
 
 /// A message as posted, with what its packets say of it.
@@ -41,7 +41,7 @@ pub struct WorkRequest {
 /// What a packet was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// A request: execute what it says, then call `executed`.
+    /// A request: execute what it says, then call `responder.executed`.
     Request(Verdict),
     Reply(ReplyVerdict),
 }
@@ -57,7 +57,7 @@ pub enum Event {
 /// See the module. Call `poll_transmit` and `poll_event` until `None` after whatever else was called.
 #[derive(Debug)]
 pub struct Connection {
-    /// For commands and counters: posting and polling go through the connection, which makes each message's headers.
+    /// For its timer, commands and counters: posting and polling go through the connection, which makes each message's headers.
     pub requester: Requester<Packet>,
     pub responder: Responder,
     /// Request packets that were polled, resent ones included.
@@ -116,15 +116,6 @@ impl Connection {
         Arrival::Reply(self.requester.handle_packet(now, packet))
     }
 
-    /// Reports the work of the last [`Verdict::Execute`].
-    pub fn executed(&mut self, outcome: Outcome) {
-        self.responder.executed(outcome);
-    }
-
-    pub fn handle_timeout(&mut self, now: Now) {
-        self.requester.handle_timeout(now);
-    }
-
     // Outputs.
 
     /// The next packet to send; requests and responses take turns, for neither may wait for the other.
@@ -142,11 +133,6 @@ impl Connection {
             return Some(Event::Responder(event));
         }
         self.requester.poll_completed().map(|(completion, _)| Event::Sent(completion))
-    }
-
-    /// When to call `handle_timeout`, if nothing else happens first.
-    pub fn poll_timeout(&self) -> Option<Now> {
-        self.requester.poll_timeout()
     }
 
     fn poll_reply(&mut self) -> Option<Outgoing> {

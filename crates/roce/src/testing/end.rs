@@ -136,7 +136,7 @@ impl End {
             Arrival::Request(Verdict::Execute(work)) => {
                 let service = self.config.service;
                 let outcome = self.host.execute(service, packet.psn, work, payload, &mut self.received);
-                self.connection.executed(outcome);
+                self.connection.responder.executed(outcome);
             }
             Arrival::Reply(ReplyVerdict::Place { ticket, fragment }) => self.place(ticket, fragment, payload),
             Arrival::Request(_) | Arrival::Reply(_) => {}
@@ -203,12 +203,12 @@ impl End {
     }
 
     pub(super) fn handle_timeout(&mut self, now: Now) {
-        self.connection.handle_timeout(now);
+        self.connection.requester.handle_timeout(now);
         self.collect_events();
     }
 
     /// When the next timer is due.
     pub(super) fn poll_timeout(&self) -> Option<Now> {
-        self.connection.poll_timeout()
+        self.connection.requester.poll_timeout()
     }
 }

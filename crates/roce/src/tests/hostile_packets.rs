@@ -160,7 +160,7 @@ fn answer(connection: &mut Connection, packet: &Packet, work: Work, (mtu, most):
         }
         Work::Atomic { region, .. } => assert_eq!((region.len, region.va % 8), (8, 0)),
     }
-    connection.executed(match (fault, work) {
+    connection.responder.executed(match (fault, work) {
         (0, _) => Outcome::LocalFault,
         (1, _) => Outcome::Revoked,
         (_, Work::Atomic { .. }) => Outcome::Atomic { old: 1 },
@@ -292,7 +292,7 @@ fn attack(path: Path, cases: u32) -> Reached {
                 }
                 Arrival::Request(_) | Arrival::Reply(_) => {}
             }
-            connection.handle_timeout(Now((step as u64) << 20));
+            connection.requester.handle_timeout(Now((step as u64) << 20));
         }
         // Whatever was asked for, it comes to an end: no reply makes another.
         for _ in 0..100_000_000u64 {

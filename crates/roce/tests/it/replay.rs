@@ -103,7 +103,7 @@ fn answer(conversation: &Conversation, defect: Defect) -> (Vec<Answer>, Host) {
             connection.handle_packet(captured.at, &packet, &mut host)
         {
             let outcome = host.execute(work, frame.packet.payload);
-            connection.executed(outcome);
+            connection.responder.executed(outcome);
         }
         while let Some(outgoing) = connection.poll_transmit(captured.at) {
             let part = outgoing.packet.payload;
@@ -210,7 +210,7 @@ fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, 
                 |error: String| format!("{}, packet {}: {error}", conversation.name(), captured.number);
             loop {
                 let Some(outgoing) = connection.poll_transmit(now) else {
-                    let Some(due) = connection.poll_timeout() else {
+                    let Some(due) = connection.requester.poll_timeout() else {
                         return Err(ours(format!(
                             "nothing to send and no timer, but the kernel sends {packet:?}"
                         )));
@@ -222,7 +222,7 @@ fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, 
                     // Our time goes on to where the kernel was early.
                     skew += due.0.saturating_sub(now.0);
                     now = now.max(due);
-                    connection.handle_timeout(due);
+                    connection.requester.handle_timeout(due);
                     continue;
                 };
                 let Some(sent) = defect(outgoing.packet) else { continue };

@@ -210,7 +210,7 @@ impl Attack {
                 }
             }
             let quiet = self.flying.iter().all(Vec::is_empty);
-            let timers = self.ends.iter().filter_map(|end| end.connection.poll_timeout()).min();
+            let timers = self.ends.iter().filter_map(|end| end.connection.requester.poll_timeout()).min();
             match timers {
                 Some(due) if quiet => {
                     self.now = self.now.max(due);

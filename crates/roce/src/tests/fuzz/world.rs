@@ -377,7 +377,7 @@ impl End {
                     reached,
                     format!("executes, {}", format!("{outcome:?}").split(' ').next().unwrap_or("")),
                 );
-                self.connection.executed(outcome);
+                self.connection.responder.executed(outcome);
                 if packet.payload.length > self.connection.responder.config().path_mtu_bytes {
                     count(reached, "executes several packets at once");
                 }
@@ -439,8 +439,8 @@ impl End {
 
     /// Runs the timers; what is due next lies ahead then.
     pub(super) fn handle_timeout(&mut self, now: Now, reached: &mut Reached) {
-        self.connection.handle_timeout(now);
-        assert!(self.connection.poll_timeout().is_none_or(|due| due > now), "due in the past");
+        self.connection.requester.handle_timeout(now);
+        assert!(self.connection.requester.poll_timeout().is_none_or(|due| due > now), "due in the past");
         self.collect(reached);
     }
 
