@@ -37,7 +37,7 @@ fn error_fields(qp: &Qp, opcode: CqeOpcode, counter: u16, status: Status) -> Cqe
     let (syndrome, vendor) = syndrome(status).unwrap_or((CqeSyndrome::WrFlush, 0));
     CqeFields {
         opcode,
-        user_index: qp.init_attr.user_index,
+        user_index: qp.user_index,
         qpn: qp.qpn,
         wqe_counter: counter,
         error: CqeError { syndrome: syndrome.to_u8(), vendor, ..CqeError::default() },
@@ -55,7 +55,7 @@ impl<M: Memory> Core<M> {
         }
         let fields = CqeFields {
             opcode: CqeOpcode::Requester,
-            user_index: qp.init_attr.user_index,
+            user_index: qp.user_index,
             qpn: qp.qpn,
             wqe_counter: request.wqe.index,
             send_opcode: request.wqe.opcode,
@@ -104,7 +104,7 @@ impl<M: Memory> Core<M> {
         let fields = CqeFields {
             opcode,
             solicited: completion.solicited,
-            user_index: qp.init_attr.user_index,
+            user_index: qp.user_index,
             qpn: qp.qpn,
             wqe_counter: counter,
             byte_count: completion.byte_len,

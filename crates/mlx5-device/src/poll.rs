@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use roce::qp_state::QpState;
 use roce::wire::{Gid, ip_of};
-use roce::{Now, Packet, ServiceType};
+use roce::{Now, Packet, Responder, ServiceType};
 
 use super::command::event_type;
 use super::core::Core;
@@ -267,5 +267,6 @@ impl<M: Memory> Core<M> {
 /// channel back to a new peer is being opened. But requester and responder of a queue are independent: READ answers, which
 /// may be long, keep no message waiting. On the wire both are polled in every round.
 fn owes_acknowledgement(qp: &Qp) -> bool {
-    qp.sched.replying && qp.path.way.route().is_none() && !qp.responses.owes_a_read()
+    let owes_a_read = || qp.responses.responder.as_ref().is_some_and(Responder::owes_a_read);
+    qp.sched.replying && qp.path.way.route().is_none() && !owes_a_read()
 }

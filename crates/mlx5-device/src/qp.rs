@@ -45,21 +45,16 @@ pub(super) struct Qp {
     pub event_target: EventTarget,
     pub service: ServiceType,
     pub pd: u32,
-    pub init_attr: QpInitAttr,
+    /// As it was made, of `ibv_qp_init_attr`.
+    pub user_index: u32,
+    cap: QpCap,
+    signal_all: bool,
     pub state: QpState,
     pub attributes: ModifyQp,
     pub path: Path,
     pub sq: SendQueue,
     pub rq: ReceiveQueue,
     pub responses: Responses,
-}
-
-/// `ibv_qp_init_attr` of a QP as far as CQEs and queries need it.
-#[derive(Debug)]
-pub(super) struct QpInitAttr {
-    pub user_index: u32,
-    cap: QpCap,
-    signal_all: bool,
 }
 
 /// Where a QP is, and its connected peer.
@@ -100,11 +95,6 @@ impl Responses {
         if let Some(responder) = &mut self.responder {
             responder.rekey_reads(key, None);
         }
-    }
-
-    /// The answer to a READ is to be sent.
-    pub(super) fn owes_a_read(&self) -> bool {
-        self.responder.as_ref().is_some_and(Responder::owes_a_read)
     }
 
     /// What is to be sent is an acknowledgement, and nothing else.
@@ -159,7 +149,9 @@ impl Qp {
             event_target: EventTarget::new(id, request.user_handle),
             service,
             pd,
-            init_attr: QpInitAttr { user_index, cap, signal_all },
+            user_index,
+            cap,
+            signal_all,
             state: QpState::Reset,
             attributes: ModifyQp::default(),
             path: Path { device, port, port_mtu, way: Way::Nowhere, address: PathAddress::default() },
@@ -183,8 +175,8 @@ impl Qp {
         // As `mlx5_ib_query_qp`: the receive queue is what its ring holds. Of the send queue libmlx5 knows more itself.
         let Ring { entries, shift, .. } = self.rq.ring;
         let entry = if entries == 0 { 0 } else { (1_usize << shift) - self.rq.header };
-        let cap = QpCap { max_recv_wr: entries, max_recv_sge: (entry / 16) as u32, ..self.init_attr.cap };
-        QueriedQp { attributes, cap, signal_all: self.init_attr.signal_all }
+        let cap = QpCap { max_recv_wr: entries, max_recv_sge: (entry / 16) as u32, ..self.cap };
+        QueriedQp { attributes, cap, signal_all: self.signal_all }
     }
 
     /// Drops everything posted, without completions, and forgets the connection: RESET and destruction.
