@@ -198,7 +198,7 @@ impl Cqs {
     pub(super) fn rescan<M: Memory>(&mut self, host: &mut HostInterface<M>) {
         // They come round ten times as fast as queues: such an arm waits for this.
         let now = Now(host.now.0.saturating_mul(10));
-        for index in self.walk.places(now, self.channels.len() as u32) {
+        for index in self.walk.places(now, self.channels.len() as u32).into_iter().flatten() {
             let place = self.channels.get(index as usize).copied();
             let Some(cq) = place.and_then(|place| self.table.get_mut(place)) else { continue };
             if cq.rescan(&host.memory) {

@@ -123,7 +123,7 @@ impl<M: Memory> Core<M> {
         }
         let hot = self.schedule.hot.list.len();
         let mut found = std::mem::take(&mut self.schedule.found);
-        for places in self.schedule.queues(self.host.now, qps.bound()) {
+        for places in self.schedule.queues.places(self.host.now, qps.bound()) {
             qps.scan(&self.host.memory, places, &mut found);
         }
         for place in found.drain(..) {

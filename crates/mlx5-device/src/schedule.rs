@@ -89,7 +89,8 @@ pub(super) struct Schedule {
     pub asked_wire: bool,
     /// Number of the present poll.
     pub round: u64,
-    queues: Walk,
+    /// The background's walk round the QPs.
+    pub queues: Walk,
     /// Time of the next step of the walks.
     next_step: Now,
 }
@@ -104,15 +105,15 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// Places to look at now, in a table of `bound` places: first and how many, wrapping.
-    fn due(&mut self, now: Now, bound: u32) -> (u32, u32) {
+    /// Places to look at now, in a table of `bound` places, in two pieces where they go round the end.
+    pub(super) fn places(&mut self, now: Now, bound: u32) -> [Range<u32>; 2] {
         let elapsed = now.0.saturating_sub(self.last.0).min(ROUND_NS);
         self.last = self.last.max(now);
         let due = self.rest + elapsed * u64::from(bound);
         if due < ROUND_NS {
             // Most polls: nothing is due yet, and no division says so.
             self.rest = due;
-            return (0, 0);
+            return [0..0, 0..0];
         }
         self.rest = due % ROUND_NS;
         let count = (due / ROUND_NS).min(u64::from(bound)) as u32;
@@ -123,13 +124,8 @@ impl Walk {
         if bound > 0 {
             self.at = (first + count) % bound;
         }
-        (first, count)
-    }
-
-    /// Places to look at now, one by one.
-    pub(super) fn places(&mut self, now: Now, bound: u32) -> impl Iterator<Item = u32> + use<> {
-        let (first, count) = self.due(now, bound);
-        (0..count).map(move |i| (first + i) % bound)
+        let end = first + count;
+        [first..end.min(bound), 0..end.saturating_sub(bound)]
     }
 }
 
@@ -164,13 +160,6 @@ impl Schedule {
         self.next_step = now.after(STEP_NS);
         true
     }
-
-    /// QPs to look at in the background now: places, in two pieces where they go round the end.
-    pub(super) fn queues(&mut self, now: Now, bound: u32) -> [Range<u32>; 2] {
-        let (first, count) = self.queues.due(now, bound);
-        let end = first + count;
-        [first..end.min(bound), 0..end.saturating_sub(bound)]
-    }
 }
 
 #[cfg(test)]
@@ -185,8 +174,7 @@ mod tests {
             let mut now = 0;
             while now < 10 * ROUND_NS {
                 now += step;
-                let (first, count) = walk.due(Now(now), 1000);
-                (0..count).for_each(|i| seen[((first + i) % 1000) as usize] += 1);
+                walk.places(Now(now), 1000).into_iter().flatten().for_each(|place| seen[place as usize] += 1);
             }
             let (least, most) = (seen.iter().min(), seen.iter().max());
             let rounds = if step > ROUND_NS { now / step } else { 10 } as u32;
@@ -199,9 +187,9 @@ mod tests {
 
     #[test]
     fn queues_round_the_end_come_in_two_pieces() {
-        let mut schedule = Schedule::default();
-        let _ = schedule.queues(Now(1 << 40), 10);
-        let mut at = |ns: u64| schedule.queues(Now((1 << 40) + ns), 10).map(|piece| (piece.start, piece.end));
+        let mut walk = Walk::default();
+        let _ = walk.places(Now(1 << 40), 10);
+        let mut at = |ns: u64| walk.places(Now((1 << 40) + ns), 10).map(|piece| (piece.start, piece.end));
         assert_eq!(at(ROUND_NS * 7 / 10), [(0, 7), (0, 0)]);
         assert_eq!(at(ROUND_NS * 12 / 10), [(7, 10), (0, 2)]);
         assert_eq!(at(ROUND_NS * 12 / 10), [(0, 0), (0, 0)], "nothing is due");
@@ -210,6 +198,6 @@ mod tests {
     #[test]
     fn an_empty_table_is_no_trouble() {
         let mut walk = Walk { at: 7, ..Walk::default() };
-        assert_eq!(walk.due(Now(1 << 40), 0), (0, 0));
+        assert_eq!(walk.places(Now(1 << 40), 0), [0..0, 0..0]);
     }
 }

@@ -137,7 +137,7 @@ impl Uars {
 
     /// Pages to look at in the background now.
     pub(super) fn background(&mut self, now: Now) -> impl Iterator<Item = u32> + use<> {
-        self.walk.places(now, self.table.bound())
+        self.walk.places(now, self.table.bound()).into_iter().flatten()
     }
 
     pub(super) fn is_rung(&self, page: u32) -> bool {
