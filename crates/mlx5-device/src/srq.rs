@@ -35,13 +35,6 @@ pub mod mask {
     pub const LIMIT: u32 = 2;
 }
 
-/// An event of the queue that is to be raised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SrqNotice {
-    LimitReached,
-    Failed(&'static str),
-}
-
 #[derive(Debug)]
 pub(super) struct Srq {
     event_target: EventTarget,
@@ -57,15 +50,18 @@ pub(super) struct Srq {
     posted: u16,
     /// Fewer than these posted is an event; 0: not armed.
     limit: u32,
-    failed: bool,
-    news: Option<SrqNotice>,
+    /// Why it cannot be used any more.
+    failed: Option<&'static str>,
+    /// The event that is to be raised.
+    event: Option<u32>,
 }
 
 impl Srq {
     /// Takes the next receive; its pointers go into `pointers`. `None`: nothing is posted.
     pub(super) fn take<M: Memory>(&mut self, memory: &M, pointers: &mut Vec<DataPointer>) -> Option<Receive> {
         // Armed, the count must be that of now; else it is read when what was known is used up, as a receive queue's is.
-        if self.failed || ((self.taken == self.posted || self.limit > 0) && self.count(memory) == 0) {
+        if self.failed.is_some() || ((self.taken == self.posted || self.limit > 0) && self.count(memory) == 0)
+        {
             return None;
         }
         let index = self.next;
@@ -113,15 +109,14 @@ impl Srq {
     }
 
     fn look_at_limit(&mut self) {
-        if !self.failed && self.known() < self.limit {
+        if self.failed.is_none() && self.known() < self.limit {
             self.limit = 0;
-            self.news = Some(SrqNotice::LimitReached);
+            self.event = Some(event_type::SRQ_LIMIT_REACHED);
         }
     }
 
     fn fail(&mut self, why: &'static str) -> Option<Receive> {
-        self.failed = true;
-        self.news = Some(SrqNotice::Failed(why));
+        (self.failed, self.event) = (Some(why), Some(event_type::SRQ_ERR));
         None
     }
 }
@@ -181,8 +176,8 @@ impl Srqs {
             taken: 0,
             posted: 0,
             limit: 0,
-            failed: false,
-            news: None,
+            failed: None,
+            event: None,
         });
         Ok((place, CreatedSrq { handle: 0, srqn, max_wr: entries - 1, max_sge: sge }))
     }
@@ -201,7 +196,7 @@ impl Srqs {
         }
         let (limit, most) = (request.limit, srq.ring.entries - 1);
         refuse_if!(limit > most, EINVAL, "SRQ limit {limit}: {most} at most");
-        if !srq.failed {
+        if srq.failed.is_none() {
             srq.limit = request.limit;
             srq.count(&host.memory);
             srq.look_at_limit();
@@ -230,22 +225,16 @@ impl Srqs {
     /// Gives the event that taking a receive, or arming, has brought about.
     pub(super) fn give_events<M>(&mut self, host: &mut HostInterface<M>, place: u32) {
         let Some(srq) = self.table.get_mut(place) else { return };
-        let Some(news) = srq.news.take() else { return };
-        let kind = match news {
-            SrqNotice::LimitReached => event_type::SRQ_LIMIT_REACHED,
-            SrqNotice::Failed(why) => {
-                let srqn = srq.srqn;
-                self.dead.push(place);
-                let why = format!("it and its QPs are in error: {why}");
-                host.explain(About::Srq(srqn), "srq", why);
-                event_type::SRQ_ERR
-            }
-        };
-        srq.event_target.raise(host, kind);
+        let Some(event) = srq.event.take() else { return };
+        if let (event_type::SRQ_ERR, Some(why)) = (event, srq.failed) {
+            self.dead.push(place);
+            host.explain(About::Srq(srq.srqn), "srq", format!("it and its QPs are in error: {why}"));
+        }
+        srq.event_target.raise(host, event);
     }
 
     /// Whether the SRQ here failed, and no other came in its place.
     pub(super) fn is_dead(&self, place: u32) -> bool {
-        self.table.get(place).is_some_and(|srq| srq.failed)
+        self.table.get(place).is_some_and(|srq| srq.failed.is_some())
     }
 }
