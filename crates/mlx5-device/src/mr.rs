@@ -56,10 +56,20 @@ pub struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// A region without a key yet, in protection domain `pd`.
+    /// A region without a key yet, in protection domain `pd`, checked as the kernel and the card do before any table is touched.
     pub(super) fn register<M: Memory>(memory: &M, pd: u32, request: &RegMr) -> Answer<MemoryRegion> {
-        check(memory, request)?;
         let RegMr { start, length, iova, access, .. } = *request;
+        check_access(access)?;
+        let apart = start % PAGE != iova % PAGE;
+        refuse_if!(apart, EINVAL, "start {start:#x} and iova {iova:#x} differ in their page offset");
+        let end = start.checked_add(length).filter(|_| iova.checked_add(length).is_some());
+        refuse_if!(end.is_none(), EINVAL, "{length:#x} bytes at {start:#x} wrap around");
+        // `ib_umem_get` counts pages and refuses none; an unaligned empty region spans one page.
+        let empty = length == 0 && start % PAGE == 0;
+        refuse_if!(empty, EINVAL, "empty region at page boundary {start:#x}");
+        memory
+            .probe(start, length.max(1), access & Access::LOCAL_WRITE.0 != 0)
+            .map_err(CommandError::fault(format_args!("region {start:#x}+{length:#x}")))?;
         Ok(MemoryRegion { key: 0, pd, start, length, iova, access })
     }
 
@@ -111,22 +121,6 @@ pub fn check_access(flags: u32) -> Answer<()> {
     let unsupported = flags & access::UNSUPPORTED;
     refuse_if!(unsupported != 0, EOPNOTSUPP, "access flags {unsupported:#x} are not supported");
     Ok(())
-}
-
-/// Checks a registration as the kernel and the card do, before any table is touched.
-fn check<M: Memory>(memory: &M, request: &RegMr) -> Answer<()> {
-    let RegMr { start, length, iova, access: flags, .. } = *request;
-    check_access(flags)?;
-    let apart = start % PAGE != iova % PAGE;
-    refuse_if!(apart, EINVAL, "start {start:#x} and iova {iova:#x} differ in their page offset");
-    let end = start.checked_add(length).filter(|_| iova.checked_add(length).is_some());
-    refuse_if!(end.is_none(), EINVAL, "{length:#x} bytes at {start:#x} wrap around");
-    // `ib_umem_get` counts pages and refuses none; an unaligned empty region spans one page.
-    let empty = length == 0 && start % PAGE == 0;
-    refuse_if!(empty, EINVAL, "empty region at page boundary {start:#x}");
-    memory
-        .probe(start, length.max(1), flags & Access::LOCAL_WRITE.0 != 0)
-        .map_err(CommandError::fault(format_args!("region {start:#x}+{length:#x}")))
 }
 
 /// Checks what a re-registration is to change.
