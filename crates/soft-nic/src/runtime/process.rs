@@ -3,8 +3,8 @@
 //! All signals but those that a thread raises itself are blocked in these, so the program's handlers never run there.
 
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use crate::dma::{Copiers, Host};
 use crate::link::fabric::Fabric;
 use crate::link::{Link, LinkConfig};
 use crate::os::signals::{NIC_THREAD, faults_recoverable, spawn, unblock_faults};
-use crate::os::{log, own_threads, system};
+use crate::os::{locked, log, own_threads, system};
 use crate::rdma_cm::{CmTimeouts, Manager};
 use crate::sysfs::Machine;
 
@@ -40,7 +40,7 @@ pub struct Process {
     pub server: Arc<Server<Nic>>,
     waker: Arc<Fabric>,
     shared: Arc<Shared>,
-    thread: JoinHandle<()>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Process {
@@ -78,8 +78,8 @@ impl Process {
         let of_thread = shared.clone();
         let thread = spawn(NIC_THREAD, move || of_thread.run(publish));
         // The thread that waits for packets is not needed for a NIC without a thread.
-        let thread = thread.inspect_err(|_| shared.leaving.store(leaving::DONE, Ordering::Release))?;
-        Ok(Self { server, waker, shared, thread })
+        let thread = thread.inspect_err(|_| shared.stop.store(true, Ordering::Release))?;
+        Ok(Self { server, waker, shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// Runs a command. The thread stands back meanwhile, and looks right after it.
@@ -159,9 +159,13 @@ impl Process {
         }
         let _faults = unblock_faults();
         self.shared.control.manager.end();
-        self.shared.leaving.store(leaving::DONE, Ordering::Release);
+        self.shared.stop.store(true, Ordering::Release);
         let deadline = Instant::now() + PATIENCE;
-        while !self.thread.is_finished() && Instant::now() < deadline {
+        let thread = locked(&self.thread).take();
+        while let Some(thread) = &thread
+            && !thread.is_finished()
+            && Instant::now() < deadline
+        {
             self.waker.rouse();
             std::thread::sleep(Duration::from_micros(50));
         }

@@ -45,7 +45,7 @@ pub(super) mod leaving {
     pub const NOT: u32 = 0;
     /// The thread is to report and end.
     pub const ASKED: u32 = 1;
-    /// The thread has ended, or is to end without a report; nothing to wait for.
+    /// The thread has ended; nothing to wait for.
     pub const DONE: u32 = 2;
     /// The thread waits for what is under way with a delay.
     pub const LINGERS: u32 = 3;
@@ -54,6 +54,7 @@ pub(super) mod leaving {
 /// What the thread and the others share.
 pub(super) struct Shared {
     pub control: Arc<ControlServer>,
+    pub stop: AtomicBool,
     /// A thread has claimed the report.
     pub claimed: AtomicBool,
     /// Where the thread's own report stands; a thread that waits for it sleeps on this word.
@@ -67,6 +68,7 @@ impl Shared {
     pub fn new(control: ControlServer) -> Shared {
         Shared {
             control: Arc::new(control),
+            stop: AtomicBool::new(false),
             claimed: AtomicBool::new(false),
             leaving: AtomicU32::new(leaving::NOT),
             pumped: AtomicU64::new(0),
@@ -75,7 +77,7 @@ impl Shared {
     }
 
     fn goes_on(&self) -> bool {
-        self.leaving.load(Ordering::Acquire) == leaving::NOT
+        !self.stop.load(Ordering::Acquire) && self.leaving.load(Ordering::Acquire) == leaving::NOT
     }
 
     /// Lets answers that are due go out, and reports.
@@ -148,7 +150,7 @@ impl Shared {
         self.thread_ns.store(system::thread_cpu_ns(), Ordering::Release);
         let asked =
             self.leaving.compare_exchange(leaving::NOT, leaving::DONE, Ordering::AcqRel, Ordering::Acquire);
-        if asked == Err(leaving::ASKED) {
+        if asked.is_err() {
             let deadline = Instant::now() + PATIENCE / 2;
             // A panic here must not keep the program from ending.
             let _ = catch_unwind(AssertUnwindSafe(|| {
