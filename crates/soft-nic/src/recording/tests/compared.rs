@@ -147,20 +147,17 @@ fn what_the_device_does_without_an_answer_is_compared_too() {
     };
     let delay = |ns| move |source: &mut Source<Link>| source.set_delay(ns);
     let rings: &dyn Fn(&mut Source<Link>) = &|source| source.ring_bells();
-    let differs = [
-        ("bells", by_link(rings, rings), by_link(rings, &|_| ())),
-        ("a delay", by_link(&delay(5), &delay(5)), by_link(&delay(5), &delay(6))),
-        ("a disposition", disposed(Disposition::Consumed), disposed(Disposition::NotNow)),
-        ("an order", written(true), written(false)),
-    ];
-    let said = ["expected what was recorded", "expected a question with an answer as guessed"];
-    let is_found =
-        |text: &Option<String>| text.as_ref().is_some_and(|text| said.iter().any(|said| text.contains(said)));
-    for (what, as_recorded, _) in &differs {
-        assert_eq!(*as_recorded, None, "{what}");
+    let [omitted, otherwise] =
+        ["expected a question with an answer as guessed", "expected what was recorded"];
+    for (what, as_recorded, differs, said) in [
+        ("bells", by_link(rings, rings), by_link(rings, &|_| ()), omitted),
+        ("a delay", by_link(&delay(5), &delay(5)), by_link(&delay(5), &delay(6)), otherwise),
+        ("a disposition", disposed(Disposition::Consumed), disposed(Disposition::NotNow), otherwise),
+        ("an order", written(true), written(false), otherwise),
+    ] {
+        assert_eq!(as_recorded, None, "{what}");
+        assert!(differs.as_ref().is_some_and(|text| text.contains(said)), "{what}: {differs:?}");
     }
-    let missed = differs.iter().filter(|(.., otherwise)| !is_found(otherwise)).map(|(what, ..)| what);
-    assert_eq!(missed.collect::<Vec<_>>(), [&""; 0], "a difference that is not found");
 }
 
 /// How a payload leaves, and whether it did.
