@@ -6,7 +6,7 @@ use mlx5_device::carrier::{Position, Sent};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::entry::{Place, Question, Tag};
+use super::entry::{MOST_VALUES, Place, Question, Tag};
 use super::events::Event;
 use super::recorder::Recorder;
 use super::replayer::Replay;
@@ -21,6 +21,8 @@ pub trait Answer: Sized {
 /// Answers that are numbers: as these, and of these, if any device gets such an answer.
 macro_rules! plain {
     ($($type:ty, $count:literal: $answer:pat => $values:expr, $taken:pat => $of:expr;)*) => { $(
+        const _: () = assert!(MOST_VALUES.checked_sub($count).is_some());
+
         impl Answer for $type {
             #[inline(always)]
             fn record(&self, recorder: &Recorder, tag: Tag, place: Place) {
