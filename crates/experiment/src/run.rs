@@ -94,8 +94,8 @@ pub fn measure(
         progress(count as u64, &key.to_string());
         let others = bench.is_here().then(BackgroundLoad::watch).flatten();
         let measured = bench.measure(key, grid.seconds_of(&key.series));
-        let mut point =
-            measured.with_context(|| format!("{key} ({count} points are in {})", file.display()))?;
+        let place = || format!("{key} ({count} points are in {}; {})", file.display(), options.again);
+        let mut point = measured.with_context(place)?;
         if point.others.is_none() {
             point.others = others.as_ref().and_then(BackgroundLoad::cores);
         }
@@ -267,6 +267,7 @@ mod tests {
         let mut fake = Fake { calls: 0, dies: 4, label: HARDWARE };
         let error = format!("{:#}", run(&options, &mut fake).unwrap_err());
         assert!(error.starts_with("cpu-shim at 4096 B, list 1, repetition 0 (3 points are in"), "{error}");
+        assert!(error.contains("results.jsonl; go on with: figure 4 --resume): its program died"), "{error}");
         options.resume = true;
         let mut fake = Fake { calls: 0, dies: 99, label: HARDWARE };
         assert_eq!((run(&options, &mut fake).unwrap().points.len(), fake.calls), (8, 5));

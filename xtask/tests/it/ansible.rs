@@ -64,7 +64,7 @@ pub fn figure_4(place: &str, out: &Path, words: &[&str], variables: &[(&str, Str
         if said.ok || !said.text.contains("transport retry counter exceeded") {
             break;
         }
-        said.has(&["to measure these again, go on with: ", "--resume"]);
+        said.has(&["go on with: ", "--resume"]);
         let more = run(&["--resume"]);
         said = ProgramOutput { text: said.text + &more.text, ..more };
     }
