@@ -4,7 +4,8 @@
 //! suites that wait more than they compute. Cargo's lock on each target folder keeps its builds apart.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
@@ -171,6 +172,8 @@ pub struct Run<'a> {
     metadata: &'a Metadata,
     /// The only folder of `PATH`, by set of packages; none without a package database.
     paths: BTreeMap<Purpose, PathBuf>,
+    /// What tests leave there goes with a run that passes.
+    temporary: Option<PathBuf>,
     programs: OnceLock<Vec<TestProgram>>,
     /// The log of their build.
     built: OnceLock<String>,
@@ -186,7 +189,8 @@ impl<'a> Run<'a> {
         paths: BTreeMap<Purpose, PathBuf>,
     ) -> Run<'a> {
         let (programs, built, done, more) = Default::default();
-        Run { extent, floors, metadata, paths, programs, built, done, more }
+        let temporary = temporary_folder();
+        Run { extent, floors, metadata, paths, temporary, programs, built, done, more }
     }
 
     /// Runs all jobs, each lane's in their order; rows as the jobs.
@@ -212,7 +216,11 @@ impl<'a> Run<'a> {
                 });
             }
         });
-        rows.into_iter().filter_map(OnceLock::into_inner).collect()
+        let rows: Vec<Row> = rows.into_iter().filter_map(OnceLock::into_inner).collect();
+        if rows.iter().all(|row| row.complaint.is_none()) {
+            self.temporary.iter().for_each(|folder| _ = fs::remove_dir_all(folder));
+        }
+        rows
     }
 
     fn wait_for(&self, names: &[&str]) {
@@ -373,11 +381,22 @@ impl<'a> Run<'a> {
         let own = package.and_then(suites::purpose).and_then(|purpose| self.paths.get(&purpose));
         let path = own.or_else(|| self.paths.values().next_back());
         command.envs(path.map(|path| ("PATH", path)));
+        command.envs(self.temporary.as_ref().map(|folder| ("TMPDIR", folder)));
         let path = logs().join(format!("{}.log", name.replace([' ', ','], "-")));
         let (ended, used) = run_timed(&mut command, &path, LIMIT)?;
         let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
         Ok(Log { text: String::from_utf8_lossy(&text).into_owned(), path, ended: Some(ended), used })
     }
+}
+
+/// Makes `TMPDIR` of the programs under test, below the machine's own, where names are short enough for sockets. None: it could not
+/// be made, and the machine's own serves.
+fn temporary_folder() -> Option<PathBuf> {
+    let folder = std::env::temp_dir().join(format!("xtask-{}", std::process::id()));
+    let made = fs::create_dir(&folder);
+    // Programs of other users take part in some tests.
+    made.and_then(|()| fs::set_permissions(&folder, Permissions::from_mode(0o1777))).ok()?;
+    Some(folder)
 }
 
 /// Says at its end that a job is done.
