@@ -12,6 +12,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const QUIET: Duration = Duration::from_secs(1);
 /// A message that is not answered by then is lost, and sent again.
 const LOST: Duration = Duration::from_millis(50);
+/// How long the first answer is waited for, however short the measurement: the other side may be without a core.
+const FIRST: Duration = Duration::from_secs(5);
 
 /// Answers every message, until there are no more.
 pub fn answer(at: SocketAddr, json: Option<&Path>) -> Result<()> {
@@ -33,7 +35,7 @@ pub fn answer(at: SocketAddr, json: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Half round trips in ns, for about so long.
+/// Half round trips in ns, for about so long, or until the first one.
 pub fn ping(to: SocketAddr, time: Duration) -> Result<Vec<u64>> {
     let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0)).context("opening a socket")?;
@@ -42,7 +44,7 @@ pub fn ping(to: SocketAddr, time: Duration) -> Result<Vec<u64>> {
     let begun = Instant::now();
     let mut samples = Vec::new();
     let mut number = 0u64;
-    while begun.elapsed() < time {
+    while begun.elapsed() < time || samples.is_empty() && begun.elapsed() < FIRST {
         number += 1;
         let sent = Instant::now();
         socket.send(&number.to_ne_bytes()).with_context(|| format!("sending to {to}"))?;
