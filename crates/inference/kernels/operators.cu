@@ -91,6 +91,20 @@ extern "C" __global__ void __launch_bounds__(128) mean_half(const struct half_nu
     mean_of(launched(), from, to, &shape);
 }
 
+/* Images times the activation of weights times `squeezed`, a number for each channel. Launch: 256 threads; blocks: pixels / EXCITED_PIXELS,
+ * channels / EXCITED, images. */
+extern "C" __global__ void __launch_bounds__(256) excite(const float *from, const float *weights, const float *bias,
+                                                         const float *squeezed, float *to, struct elements shape) {
+    __shared__ float factors[EXCITED];
+    excite_of(launched(), from, weights, bias, squeezed, to, &shape, factors);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    excite_half(const struct half_number *from, const struct half_number *weights, const float *bias,
+                const struct half_number *squeezed, struct half_number *to, struct elements shape) {
+    __shared__ float factors[EXCITED];
+    excite_of(launched(), from, weights, bias, squeezed, to, &shape, factors);
+}
+
 /* Sums, products, activations and copies, an element a thread. Launch: 256 threads; blocks: elements of an image / 256, images. */
 extern "C" __global__ void __launch_bounds__(256) elementwise(const float *from, const float *second, float *to,
                                                               struct elements shape) {

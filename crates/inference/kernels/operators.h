@@ -300,12 +300,57 @@ static __device__ inline void mean_of(struct virtual_block b, const T *from, T *
     const struct extent in = shape->from;
     const unsigned int channel = b.x * 4 + b.thread / 32, lane = b.thread % 32, pixels = in.rows * in.columns;
     const T *image = from + (size_t)b.y * in.image + (size_t)channel * in.channel;
-    float sum = 0;
+    float sum = 0, seen[16];
+    unsigned int begin, nth;
+    /* As many loads at once as there are registers for: with channels last each is of another line. */
     if (channel < in.channels)
-        for (unsigned int at = lane; at < pixels; at += 32) sum += number(image[(size_t)at * in.pixel]);
+        for (begin = lane; begin < pixels; begin += 32 * 16) {
+            UNROLL for (nth = 0; nth < 16; nth++) {
+                const unsigned int at = begin + 32 * nth;
+                seen[nth] = at < pixels ? number(image[(size_t)at * in.pixel]) : 0.0f;
+            }
+            UNROLL for (nth = 0; nth < 16; nth++) sum += seen[nth];
+        }
     for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
     if (lane == 0 && channel < in.channels)
         keep(&to[place_of(&shape->to, b.y, channel)], activate(shape->activation, sum / pixels));
+}
+
+#define EXCITED 32 /* channels of a block of `excite` */
+#define EXCITED_PIXELS 64
+
+template <typename T>
+static __device__ inline void excite_of(struct virtual_block b, const T *from, const T *weights, const float *bias, const T *squeezed,
+                                        T *to, const struct elements *shape, float *factors) {
+    enum { EACH = EXCITED * EXCITED_PIXELS / 256 };
+    const unsigned int lane = b.thread % 32, warp = b.thread / 32, depth = shape->second.channels, first = b.y * EXCITED;
+    const unsigned int pixels = shape->to.rows * shape->to.columns, channels = shape->to.channels;
+    const T *row = squeezed + (size_t)b.z * shape->second.image;
+    float values[EACH];
+    unsigned int channel[EACH], pixel[EACH], nth;
+    /* The images are on their way while the factors are computed. Neighbours take neighbours in memory. */
+    UNROLL for (nth = 0; nth < EACH; nth++) {
+        const unsigned int at = nth * 256 + b.thread, last = shape->to.channel == 1;
+        channel[nth] = last ? at % EXCITED : at / EXCITED_PIXELS;
+        pixel[nth] = b.x * EXCITED_PIXELS + (last ? at / EXCITED : at % EXCITED_PIXELS);
+        if (first + channel[nth] < channels && pixel[nth] < pixels)
+            values[nth] = number(from[place_at(&shape->from, b.z, first + channel[nth], pixel[nth])]);
+    }
+    for (nth = warp; nth < EXCITED; nth += 8) {
+        const unsigned int output = first + nth;
+        float sum = 0;
+        if (output < channels)
+            for (unsigned int at = lane; at < depth; at += 32)
+                sum += number(row[(size_t)at * shape->second.channel]) * number(weights[(size_t)output * depth + at]);
+        for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
+        if (lane == 0 && output < channels) factors[nth] = activate(shape->activation, sum + (bias ? bias[output] : 0));
+    }
+    __syncthreads();
+    UNROLL for (nth = 0; nth < EACH; nth++)
+        if (first + channel[nth] < channels && pixel[nth] < pixels)
+            keep(&to[place_at(&shape->to, b.z, first + channel[nth], pixel[nth])], values[nth] * factors[channel[nth]]);
+    /* Behind it a resident block may begin another one. */
+    __syncthreads();
 }
 
 template <typename T>

@@ -18,7 +18,8 @@ enum {
     OPERATION_DEPTH_TO_SPACE,
     OPERATION_LOAD,
     OPERATION_STORE,
-    OPERATION_CONV_LOAD
+    OPERATION_CONV_LOAD,
+    OPERATION_EXCITE
 };
 
 #define RESIDENT_THREADS 256 /* of a block: as many as any operator's block has, or a multiple */
@@ -74,6 +75,10 @@ static __device__ inline void run_block(const struct step *step, struct virtual_
         break;
     case OPERATION_POOL: pool_of(b, (const T *)to[0], (T *)to[1], &step->shape.pooling); break;
     case OPERATION_MEAN: mean_of(b, (const T *)to[0], (T *)to[1], &step->shape.elements); break;
+    case OPERATION_EXCITE:
+        excite_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4], &step->shape.elements,
+                  &tiles->single.left[0][0]);
+        break;
     case OPERATION_ELEMENTWISE: elementwise_of(b, (const T *)to[0], (const T *)to[1], (T *)to[2], &step->shape.elements); break;
     case OPERATION_DEPTH_TO_SPACE: depth_to_space_of(b, (const T *)to[0], (T *)to[1], &step->shape.elements); break;
     case OPERATION_LOAD: load_of(b, &step->slot, (T *)to[0], &step->shape.elements); break;

@@ -59,6 +59,14 @@ pub fn node(graph: &Graph, node: &Node, read: &[&[f32]]) -> Vec<f32> {
             let [.., rows, columns] = image(shape(0));
             read[0].chunks(rows * columns).map(|channel| mean(channel, channel.len())).collect()
         }
+        Op::Excite { activation } => {
+            let sums = linear(shape(3), output, &[read[3], read[1], read[2]]);
+            let run = read[0].len() / sums.len();
+            let of_pixels = |(pixels, sum): (&[f32], f32)| -> Vec<f32> {
+                pixels.iter().map(|pixel| pixel * activate(*activation, sum)).collect()
+            };
+            read[0].chunks_exact(run).zip(sums).flat_map(of_pixels).collect()
+        }
         Op::Concat { axis } => {
             let inner = |shape: &Shape| shape.extents()[*axis..].iter().product::<usize>();
             let outer: usize = output.extents()[..*axis].iter().product();

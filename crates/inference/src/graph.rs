@@ -175,6 +175,12 @@ pub enum Op {
     },
     /// The mean of each channel.
     GlobalAveragePool,
+    /// Images times a function of a product of matrices, which is a number for each channel. Inputs: images, weights (channels, inputs,
+    /// 1, 1), bias, and images of one pixel, which the weights multiply. No operator of a file: a plan makes it of three.
+    Excite {
+        /// The function.
+        activation: Activation,
+    },
     /// Tensors one behind the other along this axis.
     Concat {
         /// The axis.
@@ -207,6 +213,7 @@ impl Op {
             Op::MaxPool { .. } => "MaxPool",
             Op::AveragePool { .. } => "AveragePool",
             Op::GlobalAveragePool => "GlobalAveragePool",
+            Op::Excite { .. } => "Excite",
             Op::Concat { .. } => "Concat",
             Op::DepthToSpace { .. } => "DepthToSpace",
             Op::Reshape => "Reshape",

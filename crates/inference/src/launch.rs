@@ -8,6 +8,9 @@ use crate::plan::{Place, Plan, Precision, Source, Step, Task};
 const TILE: u32 = 64;
 /// Pixels of a block of `conv_tiled_half`: HALF_PIXELS of `kernels/tensor_cores.h`.
 const HALF_PIXELS: u32 = 128;
+/// Channels and pixels of a block of `excite`: EXCITED and EXCITED_PIXELS of `kernels/operators.h`.
+const EXCITED: u32 = 32;
+const EXCITED_PIXELS: u32 = 64;
 /// Elements that a thread of `store` stores: STORED of `kernels/operators.h`.
 const STORED: u32 = 4;
 
@@ -106,6 +109,7 @@ fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
             let shape = step_of.elements(None, *block as u32);
             step_of.each(both!("depth_to_space"), vec![step_of.read(0), step_of.write()], shape)
         }
+        Task::Compute { op: Op::Excite { activation }, .. } => step_of.excite(*activation),
         Task::Compute { op, activation, .. } => step_of.elementwise(op, *activation),
         Task::Copy => step_of.elementwise(&Op::Reshape, None),
         Task::Load { number } => {
@@ -289,6 +293,16 @@ impl StepOf<'_> {
         self.launch(both!("pool"), blocks, 256, vec![self.read(0), self.write()], Argument::Pool(words))
     }
 
+    fn excite(&self, activation: Activation) -> Launch {
+        let (batch, [channels, rows, columns]) = parts(&self.step.to);
+        let squeezed = self.step.second.as_ref().unwrap_or(&self.step.to);
+        let mut words = self.elements(Some(activation), 0);
+        words[12..18].copy_from_slice(&self.extent(self.step.reads.get(3).copied(), squeezed));
+        let arguments = vec![self.read(0), self.read(1), self.bias(), self.optional(3), self.write()];
+        let blocks = [(rows * columns).div_ceil(EXCITED_PIXELS), channels.div_ceil(EXCITED), batch];
+        self.launch(both!("excite"), blocks, 256, arguments, Argument::Elements(words))
+    }
+
     /// A sum, a product, an activation, or a copy.
     fn elementwise(&self, op: &Op, activation: Option<Activation>) -> Launch {
         let activation = match op {
@@ -420,6 +434,8 @@ mod tests {
             ("HALF_OUTPUTS", TILE),
             ("HALF_PIXELS", HALF_PIXELS),
             ("HALF_DEPTH", TERMS as u32),
+            ("EXCITED", EXCITED),
+            ("EXCITED_PIXELS", EXCITED_PIXELS),
             ("STORED", STORED),
             ("RESIDENT_THREADS", THREADS),
         ] {

@@ -16,6 +16,7 @@ pub fn output(op: &Op, inputs: &[&Shape], reshaped: Option<Shape>) -> Result<Sha
             let [batch, channels, ..] = image(first(inputs)?)?;
             shape(vec![batch, channels, 1, 1])
         }
+        Op::Excite { .. } => excite(inputs),
         Op::Concat { axis } => concat(*axis, inputs),
         Op::DepthToSpace { block } => depth_to_space(*block, first(inputs)?),
         Op::Reshape => reshape(first(inputs)?, reshaped),
@@ -116,6 +117,18 @@ fn pool(window: &Window, input: &Shape) -> Result<Shape, String> {
     let [batch, channels, rows, columns] = image(input)?;
     let [rows, columns] = slide(window, rows, columns)?;
     shape(vec![batch, channels, rows, columns])
+}
+
+fn excite(inputs: &[&Shape]) -> Result<Shape, String> {
+    let [images, weights, bias, squeezed] = inputs else {
+        return Err(format!("{} inputs; it takes four", inputs.len()));
+    };
+    let ([batch, channels, ..], [of_squeezed, depth, rows, columns]) = (image(images)?, image(squeezed)?);
+    let fits = weights.extents() == [channels, depth, 1, 1] && bias.extents() == [channels];
+    if !fits || [of_squeezed, rows, columns] != [batch, 1, 1] {
+        return Err(format!("{images}, weights of {weights}, a bias of {bias} and {squeezed} do not fit"));
+    }
+    Ok((*images).clone())
 }
 
 fn concat(axis: usize, inputs: &[&Shape]) -> Result<Shape, String> {

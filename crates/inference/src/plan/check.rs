@@ -82,6 +82,9 @@ fn read_shape(step: &Step, at: usize) -> Option<Shape> {
             let inputs = step.from.extents().get(1)?.checked_div(*groups)?;
             Shape::new(vec![outputs, inputs, window.kernel[0], window.kernel[1]])
         }
+        (Op::Excite { .. }, 1) => Shape::new(vec![outputs, *step.second.as_ref()?.extents().get(1)?, 1, 1]),
+        (Op::Excite { .. }, 2) => Shape::new(vec![outputs]),
+        (Op::Excite { .. }, 3) => step.second.clone(),
         (Op::Linear, 1) => Shape::new(vec![outputs, *step.from.extents().get(1)?]),
         (Op::Conv { .. } | Op::Linear, 2) => Shape::new(vec![outputs]),
         (Op::Add | Op::Mul, 1) => step.second.clone(),

@@ -8,6 +8,7 @@
 pub mod arena;
 mod check;
 mod error;
+mod excite;
 mod fold;
 mod format;
 pub(crate) mod fuse;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::arena::{self, Need};
 use super::fuse::{self, Fused};
 use super::places::Places;
-use super::{Format, Layout, Plan, PlanError, Source, Step, Task, fold, join};
+use super::{Format, Layout, Plan, PlanError, Source, Step, Task, excite, fold, join};
 use crate::graph::{Graph, Op, Shape, ValueId};
 
 impl Plan {
@@ -21,6 +21,7 @@ impl Plan {
         if format.layout == Layout::ChannelsLast {
             join::join(&mut graph);
         }
+        excite::join(&mut graph);
         let mut fused = fuse::fuse(&graph);
         let stores = stores(&graph, &mut fused);
         let in_slots = fuse::in_slots(&graph, &fused, format);
@@ -154,7 +155,11 @@ impl Planner<'_> {
         let reads = one.inputs.iter().map(|&id| self.source(id)).collect();
         let write = Some(self.places.of(one.output));
         let (from, to) = (self.shape(one.inputs[0]), self.shape(one.output));
-        let second = matches!(one.op, Op::Add | Op::Mul).then(|| self.shape(one.inputs[1]));
+        let second = match one.op {
+            Op::Add | Op::Mul => Some(self.shape(one.inputs[1])),
+            Op::Excite { .. } => Some(self.shape(one.inputs[3])),
+            _ => None,
+        };
         self.steps.push(Step { names: one.names.clone(), task, reads, from, second, write, to });
     }
 

@@ -31,6 +31,7 @@ fn kernels_compile_for_every_gpu_that_the_toolkit_knows() {
             "pool",
             "mean",
             "elementwise",
+            "excite",
             "depth_to_space",
             "load",
             "store",

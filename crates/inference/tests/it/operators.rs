@@ -219,6 +219,17 @@ fn places() -> Vec<Case> {
     let squeeze =
         squeeze.node("GlobalAveragePool", &["x"], "m", &[]).node("Conv", &["m", "w", "b"], "c", &[]);
     let squeeze = squeeze.node("HardSigmoid", &["c"], "y", &[]);
+    // What a block that squeezes multiplies by is computed where it multiplies, whichever factor stands first: of more channels and pixels
+    // than a block of the kernel has. Where another operator reads it, it is written.
+    let excited = |factors: [&str; 2], function| {
+        let file = File::new(&[1, 35, 9, 8]).weights("w", &[35, 7, 1, 1]).weights("b", &[35]);
+        let file = file.weights("v", &[7, 35, 1, 1]).node("GlobalAveragePool", &["x"], "m", &[]);
+        let file = file.node("Conv", &["m", "v"], "s", &[]).node("Conv", &["s", "w", "b"], "c", &[]);
+        file.node(function, &["c"], "f", &[]).node("Mul", &factors, "e", &[])
+    };
+    let excite = excited(["x", "f"], "HardSigmoid").node("Relu", &["e"], "y", &[]);
+    let excite_last = excited(["f", "x"], "Sigmoid");
+    let read_twice = excited(["x", "f"], "HardSigmoid").node("Mul", &["e", "f"], "y", &[]);
     // Its only window lies in the pads, and sees no pixel.
     let beside = [Attribute::ints("pads", &[1, 1, 1, 1]), Attribute::ints("strides", &[3, 3])];
     let beside = File::new(&[1, 4, 1, 1]).weights("w", &[5, 4, 1, 1]).weights("b", &[5]).node(
@@ -232,6 +243,9 @@ fn places() -> Vec<Case> {
         ("convolutions of one Concat".to_owned(), fire.bytes("y"), 2),
         ("blocks of what a convolution writes".to_owned(), blocks.bytes("y"), 2),
         ("a convolution of one pixel".to_owned(), squeeze.bytes("y"), 3),
+        ("squeeze and excite".to_owned(), excite.bytes("y"), 3),
+        ("squeeze and excite, the factors first".to_owned(), excite_last.bytes("e"), 2),
+        ("factors that are read twice".to_owned(), read_twice.bytes("y"), 2),
         ("Reshape of pixels to channels".to_owned(), turned.bytes("y"), 3),
         ("Concat of three axes".to_owned(), rows.bytes("y"), 2),
         ("Reshape of a constant".to_owned(), scale.bytes("y"), 1),

@@ -310,7 +310,7 @@ mod tests {
             |name: &str| ways(&plan, named(&plan, name)).into_iter().map(|way| way.0).collect::<Vec<_>>();
         assert_eq!(kinds("features.4.block.0.0"), [Fused::Sums, Fused::Products], "a HardSwish");
         assert_eq!(kinds("features.1.block.1.fc1"), [Fused::All, Fused::Products], "a Relu");
-        assert_eq!(kinds("features.1.block.1.mul"), [], "no convolution");
+        assert_eq!(kinds("features.1.block.1.fc2"), [], "it excites");
         let step = named(&plan, "features.3.block.2.0");
         let (_, with_sum) = &ways(&plan, step)[0];
         assert_eq!(with_sum.residual.map(|residual| residual.extents), Some([2, 24, 28, 28]));
