@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
 
 use soft_nic::abi::server::OpenFile;
 use soft_nic::abi::uar::{self, Mapping};
-use soft_nic::os::{ForgetInChild, locked, log, log_enabled};
+use soft_nic::os::{PerProcess, fork_generation, locked, log, log_enabled};
 use soft_nic::runtime::{Process, Report};
 
 use super::raw::{self, fail, syscall};
@@ -17,10 +17,12 @@ use super::stats;
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
 
-/// One process's NIC with its open files.
+/// One process's NIC with its open files. A fork child leaves its parent's as it is: the thread that may hold its locks is gone.
 pub struct Nic {
-    /// The process that made it; a child that shares the memory (fork, vfork, clone) must not use it.
+    /// The process that made it; a child that shares the memory (vfork, clone) must not use it.
     pid: i32,
+    /// By it a fork child sees, without a system call, that the NIC is its parent's.
+    generation: u32,
     /// Server, device, link and thread.
     pub process: Process,
     files: Mutex<BTreeMap<u32, Arc<Mutex<OpenFile>>>>,
@@ -30,24 +32,20 @@ pub struct Nic {
 }
 
 static NIC: AtomicPtr<Nic> = AtomicPtr::new(null_mut());
-/// The process that is making a NIC now; a value left by a forking parent is taken over.
-static MAKING: AtomicI32 = AtomicI32::new(0);
-static AT_FORK: ForgetInChild = ForgetInChild::new(forked);
+/// Held while a NIC is made.
+static MAKING: PerProcess<Mutex<()>> = PerProcess::empty();
 static POLLED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// The NIC of this process, if it has one.
 pub fn get() -> Option<&'static Nic> {
-    let nic = NIC.load(Ordering::Acquire);
-    // SAFETY: a NIC is never freed once it stands in the pointer.
-    let nic = unsafe { nic.as_ref() }?;
-    (nic.pid == raw::pid()).then_some(nic)
+    pumped().filter(|nic| nic.pid == raw::pid())
 }
 
 /// The NIC for the pump, which runs at every empty poll: without asking the kernel for the process number. A fork child has none, and
 /// a vfork child polls nothing.
 pub fn pumped() -> Option<&'static Nic> {
     // SAFETY: a NIC is never freed once it stands in the pointer.
-    unsafe { NIC.load(Ordering::Acquire).as_ref() }
+    unsafe { NIC.load(Ordering::Acquire).as_ref() }.filter(|nic| nic.generation == fork_generation())
 }
 
 /// Adds time that a poll of the program spent in the NIC.
@@ -57,45 +55,23 @@ pub fn add_polled_ns(ns: u64) {
 
 /// The NIC, made if this is the first open.
 pub fn get_or_make() -> Result<&'static Nic, c_int> {
-    let pid = raw::pid();
-    loop {
-        if let Some(nic) = get() {
-            return Ok(nic);
-        }
-        let holder = MAKING.load(Ordering::Acquire);
-        if holder == pid {
-            std::thread::yield_now();
-        } else if MAKING.compare_exchange(holder, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            break;
-        }
-    }
-    // Another thread may have finished between the look and the lock.
-    let made = match get() {
-        Some(nic) => Ok(nic),
-        None => make(pid),
-    };
-    MAKING.store(0, Ordering::Release);
-    made
+    let _making = locked(MAKING.get());
+    get().map_or_else(make, Ok)
 }
 
-fn make(pid: i32) -> Result<&'static Nic, c_int> {
+fn make() -> Result<&'static Nic, c_int> {
     let world = virtual_tree();
     let publish = |report: &Report| stats::append(report, POLLED_NS.load(Ordering::Relaxed));
     let process = Process::start(world.config.clone(), world.machine.clone(), publish).map_err(|error| {
         log(&format!("{error}; the device cannot be opened"));
         libc::ENODEV
     })?;
+    let (pid, generation) = (raw::pid(), fork_generation());
     let (files, descriptors) = (Mutex::default(), Mutex::default());
-    let nic = Box::leak(Box::new(Nic { pid, process, files, next: AtomicU32::new(0), descriptors }));
+    let nic = Nic { pid, generation, process, files, next: AtomicU32::new(0), descriptors };
+    let nic = Box::leak(Box::new(nic));
     NIC.store(nic, Ordering::Release);
-    AT_FORK.install();
     Ok(nic)
-}
-
-/// In a fork child: the parent's NIC is not ours. Its memory is left as it is: the thread that may hold its locks is gone.
-extern "C" fn forked() {
-    NIC.store(null_mut(), Ordering::Release);
-    table::after_fork();
 }
 
 /// Runs something of the NIC; a panic in it is an I/O error to the program, and never unwinds into C. `errno` is left as it
