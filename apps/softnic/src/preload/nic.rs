@@ -25,11 +25,14 @@ pub struct Nic {
     generation: u32,
     /// Server, device, link and thread.
     pub process: Process,
-    files: Mutex<BTreeMap<u32, Arc<Mutex<OpenFile>>>>,
+    /// Each open file, of devices and of the connection manager, by what names it, and how many descriptors do. What a command works
+    /// on is empty for the latter, which are the manager's own.
+    files: Mutex<BTreeMap<Entry, (u32, Shared)>>,
     next: AtomicU32,
-    /// How many descriptors name each open file, of devices and of the connection manager.
-    descriptors: Mutex<BTreeMap<Entry, u32>>,
 }
+
+/// Held by a command too while it works on the file.
+type Shared = Arc<Mutex<OpenFile>>;
 
 static NIC: AtomicPtr<Nic> = AtomicPtr::new(null_mut());
 /// Held while a NIC is made.
@@ -67,8 +70,7 @@ fn make() -> Result<&'static Nic, c_int> {
         libc::ENODEV
     })?;
     let (pid, generation) = (raw::pid(), fork_generation());
-    let (files, descriptors) = (Mutex::default(), Mutex::default());
-    let nic = Nic { pid, generation, process, files, next: AtomicU32::new(0), descriptors };
+    let nic = Nic { pid, generation, process, files: Mutex::default(), next: AtomicU32::new(0) };
     let nic = Box::leak(Box::new(nic));
     NIC.store(nic, Ordering::Release);
     Ok(nic)
@@ -82,14 +84,20 @@ pub fn guarded<T>(run: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
 }
 
 impl Nic {
-    fn file(&self, number: u32) -> Result<Arc<Mutex<OpenFile>>, c_int> {
-        locked(&self.files).get(&number).cloned().ok_or(libc::EIO)
+    fn file(&self, number: u32) -> Result<Shared, c_int> {
+        let files = locked(&self.files);
+        files.get(&Entry::Command(number)).map(|(_, file)| file.clone()).ok_or(libc::EIO)
     }
 
-    /// The program gets this descriptor of a new open file; false when it is too high to be ours.
-    pub fn give(&self, fd: c_int, entry: Entry) -> bool {
-        locked(&self.descriptors).insert(entry, 1);
-        table::set(fd, entry)
+    /// The program gets this descriptor of a new open file, unless it is too high to be ours: then it is closed.
+    pub fn give(&self, fd: c_int, entry: Entry, file: OpenFile) -> Result<c_int, c_int> {
+        locked(&self.files).insert(entry, (1, Shared::new(file.into())));
+        if table::set(fd, entry) {
+            return Ok(fd);
+        }
+        release(entry);
+        raw::close(fd);
+        Err(libc::EMFILE)
     }
 }
 
@@ -117,13 +125,7 @@ pub fn open(index: u8, flags: c_int) -> c_int {
             return Err(raw::errno());
         }
         let number = nic.next.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
-        locked(&nic.files).insert(number, Arc::new(Mutex::new(OpenFile::new(index))));
-        if nic.give(fd, Entry::Command(number)) {
-            return Ok(fd);
-        }
-        release(Entry::Command(number));
-        raw::close(fd);
-        Err(libc::EMFILE)
+        nic.give(fd, Entry::Command(number), OpenFile::new(index))
     });
     opened.unwrap_or_else(fail)
 }
@@ -140,33 +142,27 @@ pub fn release(entry: Entry) {
     // Another process that shares our memory (a vfork child) closes its own descriptor, not our file.
     let Some(nic) = get() else { return };
     let _keep = raw::KeepErrno::new();
-    let mut descriptors = locked(&nic.descriptors);
-    if let Some(count) = descriptors.get_mut(&entry)
+    let mut files = locked(&nic.files);
+    if let Some((count, _)) = files.get_mut(&entry)
         && *count > 1
     {
         *count -= 1;
         return;
     }
-    let was_open = descriptors.remove(&entry).is_some();
-    drop(descriptors);
-    if !was_open {
+    let closed = files.remove(&entry);
+    drop(files);
+    let Some((_, file)) = closed else {
         if log_enabled() {
-            let what = if let Entry::Manager(_) = entry { "connection manager's" } else { "device" };
-            log(&format!("close of a {what} file that is not open: {entry:?}"));
+            log(&format!("close of a file that is not open: {entry:?}"));
         }
         return;
-    }
+    };
     let _ = guarded(|| {
-        match entry {
-            Entry::Command(number) => {
-                if let Some(file) = locked(&nic.files).remove(&number) {
-                    let device = locked(&file).device;
-                    let open = std::mem::replace(&mut *locked(&file), OpenFile::new(device));
-                    nic.process.command(|server| server.close(open));
-                }
-            }
-            Entry::Manager(number) => nic.process.manage(|manager| manager.close(number)),
-            Entry::Foreign | Entry::Directory(_) | Entry::Inherited => {}
+        if let Entry::Manager(number) = entry {
+            nic.process.manage(|manager| manager.close(number));
+        } else {
+            let open = std::mem::take(&mut *locked(&file));
+            nic.process.command(|server| server.close(open));
         }
         Ok(())
     });
@@ -175,7 +171,7 @@ pub fn release(entry: Entry) {
 /// A descriptor of an open file was duplicated.
 pub fn retain(entry: Entry) {
     if let Some(nic) = get()
-        && let Some(count) = locked(&nic.descriptors).get_mut(&entry)
+        && let Some((count, _)) = locked(&nic.files).get_mut(&entry)
     {
         *count += 1;
     }
