@@ -1,5 +1,6 @@
 //! The NIC's side: connects to the client, reads its request, and executes it under the NIC's lock, as a command of the driver.
 
+use std::io;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,7 +9,7 @@ use mlx5_device::Span;
 use roce::Now;
 use serde::Serialize;
 
-use super::frame::{self, FrameError, MAX_REQUEST_BYTES, encode};
+use super::frame::{self, MAX_REQUEST_BYTES, encode};
 use super::{PortStatus, Request, THREAD_NAME, capture, socket_name};
 use crate::Nic;
 use crate::abi::server::Server;
@@ -74,8 +75,8 @@ impl ControlServer {
         }
         let request = match frame::receive::<Request>(&stream, MAX_REQUEST_BYTES, until) {
             Ok(request) => request.check().map(|()| request),
-            Err(FrameError::Kernel(error)) => return Err(format!("the caller went away: {error}")),
-            Err(error) => Err(error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
+            Err(error) => return Err(format!("the caller went away: {error}")),
         };
         let (answer, captured) = match request {
             Ok(request) => self.answer(&request),
