@@ -7,7 +7,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -16,28 +16,23 @@ use anyhow::{Context, Result, bail};
 /// Interpreters of interpreters that Linux follows.
 const MAX_SCRIPTS: usize = 5;
 
-/// The file that `execvp` would start.
+/// Why a file that is no program cannot be one.
+const NEITHER: &str = "neither an ELF program nor a script with #!";
+
+/// The file that `execvp` would start: of several with the name the first that may be executed.
 pub fn find(name: &OsStr) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
-        let path = PathBuf::from(name);
-        if !path.exists() {
-            bail!("{}: no such program; check the path", path.display());
-        }
-        return Ok(path);
+        return Ok(PathBuf::from(name));
     }
     let search = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/local/bin:/usr/bin:/bin"));
-    let mut found_not_executable = None;
-    for path in std::env::split_paths(&search).map(|folder| folder.join(name)) {
-        match path.metadata() {
-            Ok(found) if found.is_file() && found.permissions().mode() & 0o111 != 0 => return Ok(path),
-            Ok(found) if found.is_file() => found_not_executable = Some(path),
-            _ => {}
-        }
-    }
-    match found_not_executable {
-        Some(path) => bail!("{}: not executable; chmod +x it, or give another program", path.display()),
-        None => bail!("{}: not found in PATH; install it, or give its path", name.display()),
-    }
+    let places = std::env::split_paths(&search).map(|folder| folder.join(name));
+    let files: Vec<PathBuf> = places.filter(|path| path.is_file()).collect();
+    let is_executable =
+        |path: &&PathBuf| path.metadata().is_ok_and(|found| found.permissions().mode() & 0o111 != 0);
+    let found = files.iter().find(is_executable).or(files.first());
+    found
+        .cloned()
+        .with_context(|| format!("{}: not found in PATH; install it, or give its path", name.display()))
 }
 
 /// Refuses what LD_PRELOAD cannot reach, by name and reason. Returns the library that must stand first in LD_PRELOAD, if any.
@@ -48,19 +43,23 @@ pub fn check(path: &Path) -> Result<Option<String>> {
         let file = File::open(&path).with_context(|| {
             format!("{}: cannot be read; softnic must see that it is dynamically linked", path.display())
         })?;
-        match kind(&file)? {
-            Kind::Dynamic { first } => return Ok(first),
-            Kind::Static => {
-                bail!("{}: a static program, LD_PRELOAD cannot reach it; link it dynamically", path.display())
+        let mut head = Vec::new();
+        (&file).take(4096).read_to_end(&mut head).context("reading a program")?;
+        let refused = match head.strip_prefix(b"#!").map(script) {
+            Some(Some(interpreter)) => {
+                path = interpreter;
+                continue;
             }
-            Kind::Foreign(what) => {
-                bail!("{}: {what}; softnic needs a 64-bit x86 Linux program of glibc's", path.display())
-            }
-            Kind::Script(interpreter) => path = interpreter,
-            Kind::Unknown => {
-                bail!("{}: neither an ELF program nor a script with #!; give one", path.display())
-            }
-        }
+            Some(None) => NEITHER,
+            None => match elf(&head, |at, room| file.read_exact_at(room, at).is_ok()) {
+                Ok(first) => return Ok(first),
+                Err(refused) => refused,
+            },
+        };
+        bail!(
+            "{}: {refused}; softnic needs a 64-bit x86 Linux program that is dynamically linked with glibc, or a script",
+            path.display()
+        );
     }
     bail!("{}: a script of scripts of scripts; give the program itself", path.display())
 }
@@ -105,43 +104,18 @@ fn has_capabilities(path: &Path) -> bool {
     unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 
-/// What a file is to the kernel's `execve`.
-#[derive(Debug, PartialEq, Eq)]
-enum Kind {
-    /// Has a program interpreter, or is the loader itself.
-    Dynamic {
-        /// The library that it demands to be the first of all.
-        first: Option<String>,
-    },
-    Static,
-    /// Another machine, width or C library.
-    Foreign(&'static str),
-    Script(PathBuf),
-    Unknown,
-}
-
-fn kind(file: &File) -> Result<Kind> {
-    let mut head = Vec::new();
-    file.take(4096).read_to_end(&mut head).context("reading a program")?;
-    if let Some(line) = head.strip_prefix(b"#!") {
-        return Ok(script(line));
-    }
-    Ok(elf(&head, |at, room| file.read_exact_at(room, at).is_ok()))
-}
-
-/// The interpreter of a `#!` line, without the two characters. `env` is looked through.
-fn script(line: &[u8]) -> Kind {
+/// The interpreter of a `#!` line, without the two characters, if it names one. `env` is looked through.
+fn script(line: &[u8]) -> Option<PathBuf> {
     let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();
     let mut words = line.split(|byte| b" \t\r".contains(byte)).filter(|word| !word.is_empty());
-    let Some(interpreter) = words.next() else { return Kind::Unknown };
-    let interpreter = PathBuf::from(OsString::from_vec(interpreter.to_vec()));
+    let interpreter = PathBuf::from(OsStr::from_bytes(words.next()?));
     if interpreter.file_name() == Some(OsStr::new("env"))
         && let Some(name) = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='))
         && let Ok(found) = find(OsStr::from_bytes(name))
     {
-        return Kind::Script(found);
+        return Some(found);
     }
-    Kind::Script(interpreter)
+    Some(interpreter)
 }
 
 const PT_LOAD: u32 = 1;
@@ -163,16 +137,17 @@ struct Segment {
     length: u64,
 }
 
-/// Reads the program headers; `read` fills room from an offset of the file.
-fn elf(head: &[u8], read: impl Fn(u64, &mut [u8]) -> bool) -> Kind {
+/// Reads the program headers; `read` fills room from an offset of the file. The library that demands to be the first of all, or why
+/// LD_PRELOAD does not reach the program.
+fn elf(head: &[u8], read: impl Fn(u64, &mut [u8]) -> bool) -> Result<Option<String>, &'static str> {
     let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
     if head.len() < 64 || &head[..4] != b"\x7fELF" {
-        return Kind::Unknown;
+        return Err(NEITHER);
     }
     match (head[4], head[5], half(18)) {
-        (1, _, _) => return Kind::Foreign("a 32-bit program"),
+        (1, _, _) => return Err("a 32-bit program"),
         (2, 1, 62) => {}
-        _ => return Kind::Foreign("a program for another machine"),
+        _ => return Err("a program for another machine"),
     }
     let word = |at| word(at, &read);
     let segment = |index: u64| {
@@ -180,17 +155,15 @@ fn elf(head: &[u8], read: impl Fn(u64, &mut [u8]) -> bool) -> Kind {
         let field = |offset| word(at.checked_add(offset)?);
         Some(Segment { kind: field(0)? as u32, offset: field(8)?, address: field(16)?, length: field(32)? })
     };
-    let segments = (0..u64::from(half(56))).map(segment).collect::<Option<Vec<_>>>();
-    let Some(segments) = segments else { return Kind::Unknown };
+    let segments = (0..u64::from(half(56))).map(segment).collect::<Option<Vec<_>>>().ok_or(NEITHER)?;
     let find = |kind| segments.iter().find(|segment| segment.kind == kind);
     let dynamic = find(PT_DYNAMIC).map(|at| entries(at, &read));
     if let Some(interpreter) = find(PT_INTERP) {
         let name = text(interpreter.offset, &read);
         if name.rsplit('/').next().is_some_and(|file| file.starts_with("ld-musl-")) {
-            return Kind::Foreign("a program of musl's C library");
+            return Err("a program of musl's C library");
         }
-        let first = dynamic.and_then(|entries| first_of_all(&entries, &segments, &read));
-        return Kind::Dynamic { first };
+        return Ok(dynamic.and_then(|entries| first_of_all(&entries, &segments, &read)));
     }
     // No interpreter: a static program, a static position-independent one (marked PIE), or the loader itself, which
     // honours LD_PRELOAD for what it is told to start.
@@ -198,8 +171,8 @@ fn elf(head: &[u8], read: impl Fn(u64, &mut [u8]) -> bool) -> Kind {
         entries.iter().any(|(tag, value)| *tag == DT_FLAGS_1 && value & DF_1_PIE != 0)
     };
     match dynamic {
-        Some(entries) if !is_pie(&entries) => Kind::Dynamic { first: None },
-        _ => Kind::Static,
+        Some(entries) if !is_pie(&entries) => Ok(None),
+        _ => Err("a static program, LD_PRELOAD cannot reach it"),
     }
 }
 
@@ -248,16 +221,16 @@ fn text(at: u64, read: &impl Fn(u64, &mut [u8]) -> bool) -> String {
 mod tests {
     use super::*;
 
-    const DYNAMIC: Kind = Kind::Dynamic { first: None };
+    type Read = Result<Option<String>, &'static str>;
 
     /// An ELF header with these class, machine and program header types.
-    fn program(class: u8, machine: u16, headers: &[u32]) -> Kind {
+    fn program(class: u8, machine: u16, headers: &[u32]) -> Read {
         let headers: Vec<_> = headers.iter().map(|kind| (*kind, 0, 0)).collect();
         program_with(class, machine, &headers, &[])
     }
 
     /// The same, each header with the place and length of its bytes in `rest`, which lies behind all headers, at address 0x1000.
-    fn program_with(class: u8, machine: u16, headers: &[(u32, u64, u64)], rest: &[u8]) -> Kind {
+    fn program_with(class: u8, machine: u16, headers: &[(u32, u64, u64)], rest: &[u8]) -> Read {
         let mut file = vec![0; 64];
         file[..4].copy_from_slice(b"\x7fELF");
         (file[4], file[5]) = (class, 1);
@@ -285,13 +258,13 @@ mod tests {
     #[test]
     fn only_programs_that_the_loader_starts_pass() {
         for (name, found, expected) in [
-            ("dynamic", program(2, 62, &[6, PT_INTERP, PT_DYNAMIC]), DYNAMIC),
-            ("static", program(2, 62, &[1, 1]), Kind::Static),
-            ("no headers", program(2, 62, &[]), Kind::Static),
-            ("32-bit", program(1, 3, &[PT_INTERP]), Kind::Foreign("a 32-bit program")),
-            ("arm", program(2, 183, &[PT_INTERP]), Kind::Foreign("a program for another machine")),
-            ("short", elf(b"\x7fELF", |_, _| false), Kind::Unknown),
-            ("text", elf(&[b'a'; 64], |_, _| false), Kind::Unknown),
+            ("dynamic", program(2, 62, &[6, PT_INTERP, PT_DYNAMIC]), Ok(None)),
+            ("static", program(2, 62, &[1, 1]), Err("a static program, LD_PRELOAD cannot reach it")),
+            ("no headers", program(2, 62, &[]), Err("a static program, LD_PRELOAD cannot reach it")),
+            ("32-bit", program(1, 3, &[PT_INTERP]), Err("a 32-bit program")),
+            ("arm", program(2, 183, &[PT_INTERP]), Err("a program for another machine")),
+            ("short", elf(b"\x7fELF", |_, _| false), Err(NEITHER)),
+            ("text", elf(&[b'a'; 64], |_, _| false), Err(NEITHER)),
         ] {
             assert_eq!(found, expected, "{name}");
         }
@@ -300,8 +273,8 @@ mod tests {
     #[test]
     fn the_interpreter_tells_musl_s_programs_and_the_needed_libraries_a_sanitizer() {
         let interpreter = |name: &[u8]| program_with(2, 62, &[(PT_INTERP, 0, name.len() as u64)], name);
-        assert_eq!(interpreter(b"/lib64/ld-linux-x86-64.so.2\0"), DYNAMIC);
-        let musl = Kind::Foreign("a program of musl's C library");
+        assert_eq!(interpreter(b"/lib64/ld-linux-x86-64.so.2\0"), Ok(None));
+        let musl = Err("a program of musl's C library");
         assert_eq!(interpreter(b"/lib/ld-musl-x86_64.so.1\0"), musl);
 
         let names = b"\0libc.so.6\0libasan.so.8\0";
@@ -311,10 +284,7 @@ mod tests {
             let rest: Vec<u8> = names.iter().copied().chain(section).collect();
             let (begin, end) = (names.len() as u64, rest.len() as u64);
             let headers = [(PT_LOAD, 0, end), (PT_INTERP, 0, 1), (PT_DYNAMIC, begin, end - begin)];
-            match program_with(2, 62, &headers, &rest) {
-                Kind::Dynamic { first } => first,
-                other => panic!("{other:?}"),
-            }
+            program_with(2, 62, &headers, &rest).unwrap()
         };
         assert_eq!(first(&[1]), None);
         assert_eq!(first(&[1, 11]).as_deref(), Some("libasan.so.8"));
@@ -331,10 +301,10 @@ mod tests {
 
     #[test]
     fn scripts_lead_to_their_interpreter_and_env_to_what_it_starts() {
-        assert_eq!(script(b"/bin/sh -e\necho"), Kind::Script("/bin/sh".into()));
-        assert_eq!(script(b" /bin/sh\n"), Kind::Script("/bin/sh".into()));
-        assert_eq!(script(b"\n"), Kind::Unknown);
-        let Kind::Script(found) = script(b"/usr/bin/env -S sh\n") else { panic!("not a script") };
+        assert_eq!(script(b"/bin/sh -e\necho"), Some("/bin/sh".into()));
+        assert_eq!(script(b" /bin/sh\n"), Some("/bin/sh".into()));
+        assert_eq!(script(b"\n"), None);
+        let found = script(b"/usr/bin/env -S sh\n").unwrap();
         assert_eq!(found.file_name(), Some(OsStr::new("sh")));
         assert!(found.is_absolute());
     }

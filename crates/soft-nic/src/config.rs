@@ -245,11 +245,7 @@ impl Config {
         let other = text.parse().map(toml::Value::Integer).ok();
         let other = other.or_else(|| text.parse().map(toml::Value::Float).ok());
         let other = other.or_else(|| text.parse().map(toml::Value::Boolean).ok());
-        match other {
-            Some(other) if self.set(key, &string, origin).is_err() => self.set(key, &other, origin),
-            Some(_) => Ok(()),
-            None => self.set(key, &string, origin),
-        }
+        self.set(key, &string, origin).or_else(|error| self.set(key, &other.ok_or(error)?, origin))
     }
 
     /// The normalised text: every key that has a value, so that [`Config::parse`] gives an equal `Config`.

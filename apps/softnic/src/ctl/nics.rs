@@ -32,7 +32,7 @@ impl Target {
     }
 
     pub fn ask<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
-        Ok(control::call(&self.view, &self.member, request)?)
+        Ok(control::call(&self.view, &self.member, request)?.0)
     }
 }
 

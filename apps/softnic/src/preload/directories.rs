@@ -1,10 +1,8 @@
 //! Hooks of directory streams. A stream over a directory of the tree is a [`Listing`] in disguise.
 
 use std::ffi::{c_char, c_int, c_long};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ptr::null_mut;
 
-use soft_nic::os::locked;
 use soft_nic::sysfs::tree::{Node, Tree};
 
 use super::paths::answer;
@@ -13,37 +11,30 @@ use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
 
 /// What a `DIR *` of ours points to.
+#[repr(C)]
 struct Listing {
-    number: u32,
-    /// Its descriptor, once asked for.
-    fd: Option<c_int>,
+    /// [`OURS`]. A stream of the C library's begins with its descriptor (`struct __dirstream`), which is never negative.
+    mark: c_int,
+    fd: c_int,
     entries: Vec<libc::dirent>,
     next: usize,
 }
 
-/// Addresses of all listings that programs hold.
-static LISTINGS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-/// How many there are: a program without one pays one load.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-
-fn is_ours(stream: *mut libc::DIR) -> bool {
-    COUNT.load(Ordering::Relaxed) > 0 && locked(&LISTINGS).contains(&(stream as usize))
-}
+const OURS: c_int = -0x5074_0001;
 
 /// The listing behind a stream, if it is ours.
 ///
 /// # Safety
-/// No other thread uses the stream (POSIX leaves that to the program).
+/// The stream is null, or open and used by no other thread (POSIX leaves that to the program).
 unsafe fn listing<'a>(stream: *mut libc::DIR) -> Option<&'a mut Listing> {
-    // SAFETY: `is_ours` says that this is a box of ours which was not closed.
-    is_ours(stream).then(|| unsafe { &mut *stream.cast::<Listing>() })
+    // SAFETY: an open stream begins with a number, whosever it is.
+    let is_ours = !stream.is_null() && unsafe { stream.cast::<c_int>().read() } == OURS;
+    // SAFETY: a box of ours which was not closed.
+    is_ours.then(|| unsafe { &mut *stream.cast::<Listing>() })
 }
 
-fn open_listing(path: &str, number: u32, fd: Option<c_int>) -> *mut libc::DIR {
-    let stream = Box::into_raw(Box::new(Listing { number, fd, entries: entries(path), next: 0 }));
-    locked(&LISTINGS).push(stream as usize);
-    COUNT.fetch_add(1, Ordering::Relaxed);
-    stream.cast()
+fn open_listing(path: &str, fd: c_int) -> *mut libc::DIR {
+    Box::into_raw(Box::new(Listing { mark: OURS, fd, entries: entries(path), next: 0 })).cast()
 }
 
 /// What a directory of the tree has, `.` and `..` first.
@@ -81,7 +72,10 @@ fn directory(node: &Node) -> Result<u32, c_int> {
 hooks!(opendir => (path: *const c_char) -> *mut libc::DIR, next; {
     // SAFETY: the program's own argument, or a path of ours.
     let kernel = |_, path| unsafe { next(path) };
-    let ours = |path: String, node| Ok(open_listing(&path, directory(node)?, None));
+    let ours = |path: String, node| {
+        let fd = table::open_directory(directory(node)?, true);
+        Ok(if fd < 0 { null_mut() } else { open_listing(&path, fd) })
+    };
     answer(libc::AT_FDCWD, path, true, kernel, ours)
 });
 
@@ -89,26 +83,10 @@ hooks!(fdopendir => (fd: c_int) -> *mut libc::DIR, next; {
     if let Entry::Directory(number) = table::verified(fd)
         && let Some(path) = virtual_tree().tree.directory(number)
     {
-        return open_listing(path, number, Some(fd));
+        return open_listing(path, fd);
     }
     // SAFETY: the program's own argument.
     unsafe { next(fd) }
-});
-
-hooks!(closedir => (stream: *mut libc::DIR) -> c_int, next; {
-    if is_ours(stream) {
-        locked(&LISTINGS).retain(|held| *held != stream as usize);
-        COUNT.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: it was a box of ours, and is no longer in the list.
-        let listing = unsafe { Box::from_raw(stream.cast::<Listing>()) };
-        if let Some(fd) = listing.fd {
-            // SAFETY: the descriptor belongs to the stream.
-            unsafe { libc::close(fd) };
-        }
-        return 0;
-    }
-    // SAFETY: the program's own argument.
-    unsafe { next(stream) }
 });
 
 /// Hooks of functions that take a stream: what each does with a listing.
@@ -131,16 +109,17 @@ impl Listing {
         self.next += 1;
         self.entries.get_mut(position)
     }
+}
 
-    /// Its descriptor, or the failure to make one.
-    fn descriptor(&mut self) -> c_int {
-        if let Some(fd) = self.fd {
-            return fd;
-        }
-        let fd = table::open_directory(self.number, true);
-        self.fd = (fd >= 0).then_some(fd);
-        fd
-    }
+/// Ends a listing, with its descriptor.
+///
+/// # Safety
+/// The program uses the stream no more.
+unsafe fn close(listing: *mut Listing) -> c_int {
+    // SAFETY: every listing is a box.
+    let listing = unsafe { Box::from_raw(listing) };
+    // SAFETY: the descriptor belongs to the stream.
+    unsafe { libc::close(listing.fd) }
 }
 
 /// The re-entrant `readdir`.
@@ -154,7 +133,7 @@ unsafe fn read_into(listing: &mut Listing, room: *mut libc::dirent, result: *mut
             unsafe { room.write(*found) };
             room
         }
-        None => std::ptr::null_mut(),
+        None => null_mut(),
     };
     // SAFETY: as the caller says.
     unsafe { result.write(given) };
@@ -163,11 +142,13 @@ unsafe fn read_into(listing: &mut Listing, room: *mut libc::dirent, result: *mut
 
 stream_hooks! {
     readdir, readdir64 => () -> *mut libc::dirent,
-        listing => listing.next().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+        listing => listing.next().map_or(null_mut(), std::ptr::from_mut);
     readdir_r, readdir64_r => (room: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int,
         // SAFETY: the program's own arguments.
         listing => unsafe { read_into(listing, room, result) };
-    dirfd => () -> c_int, listing => listing.descriptor();
+    dirfd => () -> c_int, listing => listing.fd;
+    // SAFETY: the program's own stream.
+    closedir => () -> c_int, listing => unsafe { close(listing) };
     rewinddir => () -> (), listing => listing.next = 0;
     seekdir => (position: c_long) -> (), listing => listing.next = usize::try_from(position).unwrap_or(0);
     telldir => () -> c_long, listing => listing.next as c_long;

@@ -244,12 +244,6 @@ fn access_node(node: &Node, mode: c_int) -> Result<c_int, c_int> {
     if mode & refused != 0 { Err(libc::EACCES) } else { Ok(0) }
 }
 
-hooks!(access => (path: *const c_char, mode: c_int) -> c_int {
-    // SAFETY: the kernel checks the path.
-    let kernel = |_, path| int(unsafe { syscall!(SYS_access, path, mode) });
-    answer(libc::AT_FDCWD, path, true, kernel, |_, node| access_node(node, mode))
-});
-
 hooks!(faccessat => (at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, next; {
     // SAFETY: the program's own arguments, or a path of ours; libc knows how to ask with flags on old kernels.
     let kernel = |at, path| unsafe { next(at, path, mode, flags) };
@@ -257,8 +251,8 @@ hooks!(faccessat => (at: c_int, path: *const c_char, mode: c_int, flags: c_int) 
     answer(at, path, follow, kernel, |_, node| access_node(node, mode))
 });
 
-// `access` with effective ids, under both its names.
-hooks!(euidaccess, eaccess => (path: *const c_char, mode: c_int) -> c_int, next; {
+// The latter two, of one meaning, go by effective ids.
+hooks!(access, euidaccess, eaccess => (path: *const c_char, mode: c_int) -> c_int, next; {
     // SAFETY: the program's own arguments, or a path of ours.
     let kernel = |_, path| unsafe { next(path, mode) };
     answer(libc::AT_FDCWD, path, true, kernel, |_, node| access_node(node, mode))

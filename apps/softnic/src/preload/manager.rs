@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use mlx5_device::commands::Answer;
+use soft_nic::abi::server::OpenFile;
 use soft_nic::os::{log, log_enabled};
 
 use super::nic::{self, guarded};
@@ -31,12 +32,7 @@ pub fn open(flags: c_int) -> c_int {
         let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
         // SAFETY: as above.
         unsafe { syscall!(SYS_fcntl, fd, libc::F_SETFD, close_on_exec) };
-        if nic.give(fd, Entry::Manager(number)) {
-            return Ok(fd);
-        }
-        nic::release(Entry::Manager(number));
-        raw::close(fd);
-        Err(libc::EMFILE)
+        nic.give(fd, Entry::Manager(number), OpenFile::default())
     });
     opened.unwrap_or_else(fail)
 }

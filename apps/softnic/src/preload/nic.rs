@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
 
 use soft_nic::abi::server::OpenFile;
 use soft_nic::abi::uar::{self, Mapping};
-use soft_nic::os::{ForgetInChild, locked, log, log_enabled};
+use soft_nic::os::{PerProcess, fork_generation, locked, log, log_enabled};
 use soft_nic::runtime::{Process, Report};
 
 use super::raw::{self, fail, syscall};
@@ -17,37 +17,38 @@ use super::stats;
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
 
-/// One process's NIC with its open files.
+/// One process's NIC with its open files. A fork child leaves its parent's as it is: the thread that may hold its locks is gone.
 pub struct Nic {
-    /// The process that made it; a child that shares the memory (fork, vfork, clone) must not use it.
+    /// The process that made it; a child that shares the memory (vfork, clone) must not use it.
     pid: i32,
+    /// By it a fork child sees, without a system call, that the NIC is its parent's.
+    generation: u32,
     /// Server, device, link and thread.
     pub process: Process,
-    files: Mutex<BTreeMap<u32, Arc<Mutex<OpenFile>>>>,
+    /// Each open file, of devices and of the connection manager, by what names it, and how many descriptors do. What a command works
+    /// on is empty for the latter, which are the manager's own.
+    files: Mutex<BTreeMap<Entry, (u32, Shared)>>,
     next: AtomicU32,
-    /// How many descriptors name each open file, of devices and of the connection manager.
-    descriptors: Mutex<BTreeMap<Entry, u32>>,
 }
 
+/// Held by a command too while it works on the file.
+type Shared = Arc<Mutex<OpenFile>>;
+
 static NIC: AtomicPtr<Nic> = AtomicPtr::new(null_mut());
-/// The process that is making a NIC now; a value left by a forking parent is taken over.
-static MAKING: AtomicI32 = AtomicI32::new(0);
-static AT_FORK: ForgetInChild = ForgetInChild::new(forked);
+/// Held while a NIC is made.
+static MAKING: PerProcess<Mutex<()>> = PerProcess::empty();
 static POLLED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// The NIC of this process, if it has one.
 pub fn get() -> Option<&'static Nic> {
-    let nic = NIC.load(Ordering::Acquire);
-    // SAFETY: a NIC is never freed once it stands in the pointer.
-    let nic = unsafe { nic.as_ref() }?;
-    (nic.pid == raw::pid()).then_some(nic)
+    pumped().filter(|nic| nic.pid == raw::pid())
 }
 
 /// The NIC for the pump, which runs at every empty poll: without asking the kernel for the process number. A fork child has none, and
 /// a vfork child polls nothing.
 pub fn pumped() -> Option<&'static Nic> {
     // SAFETY: a NIC is never freed once it stands in the pointer.
-    unsafe { NIC.load(Ordering::Acquire).as_ref() }
+    unsafe { NIC.load(Ordering::Acquire).as_ref() }.filter(|nic| nic.generation == fork_generation())
 }
 
 /// Adds time that a poll of the program spent in the NIC.
@@ -57,45 +58,22 @@ pub fn add_polled_ns(ns: u64) {
 
 /// The NIC, made if this is the first open.
 pub fn get_or_make() -> Result<&'static Nic, c_int> {
-    let pid = raw::pid();
-    loop {
-        if let Some(nic) = get() {
-            return Ok(nic);
-        }
-        let holder = MAKING.load(Ordering::Acquire);
-        if holder == pid {
-            std::thread::yield_now();
-        } else if MAKING.compare_exchange(holder, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            break;
-        }
-    }
-    // Another thread may have finished between the look and the lock.
-    let made = match get() {
-        Some(nic) => Ok(nic),
-        None => make(pid),
-    };
-    MAKING.store(0, Ordering::Release);
-    made
+    let _making = locked(MAKING.get());
+    get().map_or_else(make, Ok)
 }
 
-fn make(pid: i32) -> Result<&'static Nic, c_int> {
+fn make() -> Result<&'static Nic, c_int> {
     let world = virtual_tree();
     let publish = |report: &Report| stats::append(report, POLLED_NS.load(Ordering::Relaxed));
     let process = Process::start(world.config.clone(), world.machine.clone(), publish).map_err(|error| {
         log(&format!("{error}; the device cannot be opened"));
         libc::ENODEV
     })?;
-    let (files, descriptors) = (Mutex::default(), Mutex::default());
-    let nic = Box::leak(Box::new(Nic { pid, process, files, next: AtomicU32::new(0), descriptors }));
+    let (pid, generation) = (raw::pid(), fork_generation());
+    let nic = Nic { pid, generation, process, files: Mutex::default(), next: AtomicU32::new(0) };
+    let nic = Box::leak(Box::new(nic));
     NIC.store(nic, Ordering::Release);
-    AT_FORK.install();
     Ok(nic)
-}
-
-/// In a fork child: the parent's NIC is not ours. Its memory is left as it is: the thread that may hold its locks is gone.
-extern "C" fn forked() {
-    NIC.store(null_mut(), Ordering::Release);
-    table::after_fork();
 }
 
 /// Runs something of the NIC; a panic in it is an I/O error to the program, and never unwinds into C. `errno` is left as it
@@ -106,14 +84,20 @@ pub fn guarded<T>(run: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
 }
 
 impl Nic {
-    fn file(&self, number: u32) -> Result<Arc<Mutex<OpenFile>>, c_int> {
-        locked(&self.files).get(&number).cloned().ok_or(libc::EIO)
+    fn file(&self, number: u32) -> Result<Shared, c_int> {
+        let files = locked(&self.files);
+        files.get(&Entry::Command(number)).map(|(_, file)| file.clone()).ok_or(libc::EIO)
     }
 
-    /// The program gets this descriptor of a new open file; false when it is too high to be ours.
-    pub fn give(&self, fd: c_int, entry: Entry) -> bool {
-        locked(&self.descriptors).insert(entry, 1);
-        table::set(fd, entry)
+    /// The program gets this descriptor of a new open file, unless it is too high to be ours: then it is closed.
+    pub fn give(&self, fd: c_int, entry: Entry, file: OpenFile) -> Result<c_int, c_int> {
+        locked(&self.files).insert(entry, (1, Shared::new(file.into())));
+        if table::set(fd, entry) {
+            return Ok(fd);
+        }
+        release(entry);
+        raw::close(fd);
+        Err(libc::EMFILE)
     }
 }
 
@@ -141,13 +125,7 @@ pub fn open(index: u8, flags: c_int) -> c_int {
             return Err(raw::errno());
         }
         let number = nic.next.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
-        locked(&nic.files).insert(number, Arc::new(Mutex::new(OpenFile::new(index))));
-        if nic.give(fd, Entry::Command(number)) {
-            return Ok(fd);
-        }
-        release(Entry::Command(number));
-        raw::close(fd);
-        Err(libc::EMFILE)
+        nic.give(fd, Entry::Command(number), OpenFile::new(index))
     });
     opened.unwrap_or_else(fail)
 }
@@ -164,33 +142,27 @@ pub fn release(entry: Entry) {
     // Another process that shares our memory (a vfork child) closes its own descriptor, not our file.
     let Some(nic) = get() else { return };
     let _keep = raw::KeepErrno::new();
-    let mut descriptors = locked(&nic.descriptors);
-    if let Some(count) = descriptors.get_mut(&entry)
+    let mut files = locked(&nic.files);
+    if let Some((count, _)) = files.get_mut(&entry)
         && *count > 1
     {
         *count -= 1;
         return;
     }
-    let was_open = descriptors.remove(&entry).is_some();
-    drop(descriptors);
-    if !was_open {
+    let closed = files.remove(&entry);
+    drop(files);
+    let Some((_, file)) = closed else {
         if log_enabled() {
-            let what = if let Entry::Manager(_) = entry { "connection manager's" } else { "device" };
-            log(&format!("close of a {what} file that is not open: {entry:?}"));
+            log(&format!("close of a file that is not open: {entry:?}"));
         }
         return;
-    }
+    };
     let _ = guarded(|| {
-        match entry {
-            Entry::Command(number) => {
-                if let Some(file) = locked(&nic.files).remove(&number) {
-                    let device = locked(&file).device;
-                    let open = std::mem::replace(&mut *locked(&file), OpenFile::new(device));
-                    nic.process.command(|server| server.close(open));
-                }
-            }
-            Entry::Manager(number) => nic.process.manage(|manager| manager.close(number)),
-            Entry::Foreign | Entry::Directory(_) | Entry::Inherited => {}
+        if let Entry::Manager(number) = entry {
+            nic.process.manage(|manager| manager.close(number));
+        } else {
+            let open = std::mem::take(&mut *locked(&file));
+            nic.process.command(|server| server.close(open));
         }
         Ok(())
     });
@@ -199,7 +171,7 @@ pub fn release(entry: Entry) {
 /// A descriptor of an open file was duplicated.
 pub fn retain(entry: Entry) {
     if let Some(nic) = get()
-        && let Some(count) = locked(&nic.descriptors).get_mut(&entry)
+        && let Some((count, _)) = locked(&nic.files).get_mut(&entry)
     {
         *count += 1;
     }

@@ -29,22 +29,28 @@ static HIGHEST: AtomicU32 = AtomicU32::new(0);
 static OWNER: AtomicI32 = AtomicI32::new(0);
 static AT_FORK: ForgetInChild = ForgetInChild::new(forked);
 
-/// In a fork child, which has a table of its own.
+/// In a fork child, which has a table of its own: what the parent opened is no longer usable.
 extern "C" fn forked() {
     OWNER.store(raw::pid(), Ordering::Release);
+    for fd in range(0, u32::MAX - 1) {
+        match get(fd) {
+            Entry::Command(_) => _ = set(fd, Entry::Inherited),
+            // A pipe without a writer: the child reads its end when the parent closes it.
+            Entry::Manager(_) => _ = set(fd, Entry::Foreign),
+            Entry::Foreign | Entry::Directory(_) | Entry::Inherited => {}
+        }
+    }
 }
 
 /// Whether this process may store in the table; the first one to ask owns it.
 pub fn is_ours() -> bool {
     let pid = raw::pid();
-    match OWNER.load(Ordering::Acquire) {
-        0 => {
-            AT_FORK.install();
-            OWNER
-                .compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire)
-                .map_or_else(|owner| owner == pid, |_| true)
-        }
-        owner => owner == pid,
+    if OWNER.load(Ordering::Acquire) == 0 {
+        AT_FORK.install();
+    }
+    match OWNER.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => true,
+        Err(owner) => owner == pid,
     }
 }
 
@@ -143,19 +149,6 @@ pub fn set(fd: c_int, entry: Entry) -> bool {
 pub fn range(first: u32, last: u32) -> impl Iterator<Item = c_int> {
     let end = HIGHEST.load(Ordering::Relaxed).min(last.saturating_add(1));
     (first..end).map(|fd| fd as c_int).filter(|fd| get(*fd) != Entry::Foreign)
-}
-
-/// In a fork child: what the parent opened is no longer usable.
-pub fn after_fork() {
-    forked();
-    for fd in range(0, u32::MAX - 1) {
-        match get(fd) {
-            Entry::Command(_) => _ = set(fd, Entry::Inherited),
-            // A pipe without a writer: the child reads its end when the parent closes it.
-            Entry::Manager(_) => _ = set(fd, Entry::Foreign),
-            Entry::Foreign | Entry::Directory(_) | Entry::Inherited => {}
-        }
-    }
 }
 
 /// Makes a descriptor that stands for a directory. What a kernel needs nothing for is refused with a line, once.

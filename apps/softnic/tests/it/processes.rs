@@ -102,7 +102,7 @@ fn extended_queues_have_timestamps_and_take_requests_one_by_one() {
     for layer in Layer::BOTH {
         let fabric = Fabric::new(layer);
         let (_, counters) = fabric.run(&[&program, &gid_argument(&fabric)]);
-        assert_eq!((counters.completed()["write"], counters.completed()["send"]), (24, 1));
+        assert_eq!((counters.completed()["write"], counters.completed()["send"]), (25, 1));
         assert!(counters.trouble().is_empty(), "{:?}", counters.trouble());
     }
 }

@@ -1,6 +1,6 @@
 /* Extended completion queues with timestamps, the ibv_wr_* interface, and what the device says of them.
  *
- * usage: extended GID_INDEX. 24 WRITEs and 1 SEND.
+ * usage: extended GID_INDEX. 25 WRITEs and 1 SEND.
  */
 #include "loopback.h"
 
@@ -98,6 +98,14 @@ int main(int argc, char **argv)
 	ibv_wr_set_sge(qp, it.mr->lkey, (uintptr_t)it.buffer, 16);
 	CHECK(ibv_wr_complete(qp) == 0);
 	expect(5, IBV_WC_RECV);
+	/* Without a completion of its own, the SEND is acknowledged when what follows it completes; its queue must live until then. */
+	ibv_wr_start(qp);
+	qp->wr_id = 7;
+	qp->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write(qp, it.mr->rkey, (uintptr_t)it.buffer + 4096);
+	ibv_wr_set_sge(qp, it.mr->lkey, (uintptr_t)it.buffer, 64);
+	CHECK(ibv_wr_complete(qp) == 0);
+	expect(7, IBV_WC_RDMA_WRITE);
 	CHECK(ibv_query_rt_values_ex(it.context, &values) == 0);
 	after = (uint64_t)values.raw_clock.tv_sec * 1000000000 + values.raw_clock.tv_nsec;
 	CHECK(before <= last && last <= after);

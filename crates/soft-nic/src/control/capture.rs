@@ -7,7 +7,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::Request;
-use super::client::{CallError, exchange};
+use super::client::{CallError, call};
 use crate::link::capture::CaptureReader;
 use crate::link::capture::pcapng::{BlockKind, first_block};
 use crate::link::{FabricMember, FabricView};
@@ -53,7 +53,7 @@ pub struct Blocks {
 
 /// Asks the NIC in `member` for its packets, `packets` of them or, for 0, all while the result lives.
 pub fn call_for_packets(view: &FabricView, member: &FabricMember, packets: u64) -> Result<Blocks, CallError> {
-    let ((), stream) = exchange(view, member, &Request::Capture { packets })?;
+    let ((), stream) = call(view, member, &Request::Capture { packets })?;
     Ok(Blocks { stream, pid: member.pid, bytes: Vec::new(), used: 0 })
 }
 

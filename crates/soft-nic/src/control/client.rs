@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use super::frame::{self, FrameError, MAX_ANSWER_BYTES, encode};
+use super::frame::{self, MAX_ANSWER_BYTES, encode};
 use super::{Request, socket_name};
 use crate::link::{FabricMember, FabricView};
 use crate::os::system;
@@ -44,17 +44,8 @@ fn fresh_call() -> u64 {
     u64::from(std::process::id()) << 32 | u64::from(COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Sends a request to the NIC in `member` and returns the value that it answers with.
+/// Sends a request to the NIC in `member`; returns the value that it answers with, and the connection, on which a capture follows.
 pub fn call<T: DeserializeOwned>(
-    view: &FabricView,
-    member: &FabricMember,
-    request: &Request,
-) -> Result<T, CallError> {
-    exchange(view, member, request).map(|(answer, _)| answer)
-}
-
-/// Sends a request; returns the answer and the connection, on which a capture follows.
-pub(super) fn exchange<T: DeserializeOwned>(
     view: &FabricView,
     member: &FabricMember,
     request: &Request,
@@ -71,12 +62,12 @@ pub(super) fn exchange<T: DeserializeOwned>(
         if let Some((stream, peer)) = came.map_err(kernel)? {
             // Any process may connect to an abstract name.
             if (peer.pid, peer.user) == (pid, system::user()) {
-                let asked = stream.send(&encode(request), until).map_err(FrameError::Kernel);
+                let asked = stream.send(&encode(request), until);
                 let answered = asked.and_then(|()| frame::receive(&stream, MAX_ANSWER_BYTES, until));
-                let answer: Result<T, String> = answered.map_err(|error| match error {
-                    FrameError::Kernel(error) if error.kind() == io::ErrorKind::TimedOut => timed_out(),
-                    FrameError::Kernel(_) => CallError::Ended(pid),
-                    error => CallError::Malformed { pid, reason: error.to_string() },
+                let answer: Result<T, String> = answered.map_err(|error| match error.kind() {
+                    io::ErrorKind::TimedOut => timed_out(),
+                    io::ErrorKind::InvalidData => CallError::Malformed { pid, reason: error.to_string() },
+                    _ => CallError::Ended(pid),
                 })?;
                 let refused = |reason: String| CallError::Refused { pid, reason: printable(&reason) };
                 return answer.map(|value| (value, stream)).map_err(refused);

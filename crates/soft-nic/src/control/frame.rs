@@ -24,33 +24,22 @@ pub const MAX_ANSWER_BYTES: usize = 64 * 1024;
 const MAGIC: [u8; 8] = *b"softnctl";
 const HEADER_BYTES: usize = 16;
 
-/// Why a message was not read.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum FrameError {
-    #[error("{0}")]
-    Kernel(#[from] io::Error),
-    #[error("what came is no message of softnic ctl")]
-    Magic,
-    #[error(
-        "version {0} of softnic ctl's messages came, this is version {VERSION}; use the softnic that started the program"
-    )]
-    Version(u32),
-    #[error("a message of {length} bytes, {max} are allowed")]
-    Length { length: usize, max: usize },
-    #[error("a message that this softnic does not know; use the softnic that started the program")]
-    Nonsense,
-}
-
 pub(super) fn bytes_of(value: &impl Serialize) -> Vec<u8> {
     postcard::to_allocvec(value).expect("memory for an answer")
 }
 
-/// The value of these bytes, all of which it takes.
-pub(super) fn value_of<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, FrameError> {
+/// The value of these bytes, all of which it takes. Errors: `InvalidData`.
+pub(super) fn value_of<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok(value),
-        _ => Err(FrameError::Nonsense),
+        _ => Err(invalid(
+            "a message that this softnic does not know; use the softnic that started the program",
+        )),
     }
+}
+
+fn invalid(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
 pub fn encode(value: &impl Serialize) -> Vec<u8> {
@@ -59,23 +48,23 @@ pub fn encode(value: &impl Serialize) -> Vec<u8> {
     MAGIC.into_iter().chain(numbers).chain(value).collect()
 }
 
-fn length_of(header: &[u8; HEADER_BYTES], max: usize) -> Result<usize, FrameError> {
+fn length_of(header: &[u8; HEADER_BYTES], max: usize) -> io::Result<usize> {
     let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
     let (version, length) = (number(8), number(12) as usize);
     match () {
-        () if !header.starts_with(&MAGIC) => Err(FrameError::Magic),
-        () if version != VERSION => Err(FrameError::Version(version)),
-        () if length > max => Err(FrameError::Length { length, max }),
+        () if !header.starts_with(&MAGIC) => Err(invalid("what came is no message of softnic ctl")),
+        () if version != VERSION => Err(invalid(format!(
+            "version {version} of softnic ctl's messages came, this is version {VERSION}; use the softnic that started the program"
+        ))),
+        () if length > max => Err(invalid(format!("a message of {length} bytes, {max} are allowed"))),
         () => Ok(length),
     }
 }
 
 /// Reads one message with a value of at most `max` bytes.
-pub(super) fn receive<T: DeserializeOwned>(
-    stream: &Stream,
-    max: usize,
-    until: Instant,
-) -> Result<T, FrameError> {
+///
+/// Errors: those of the stream; `InvalidData` for what is no such message.
+pub(super) fn receive<T: DeserializeOwned>(stream: &Stream, max: usize, until: Instant) -> io::Result<T> {
     let mut header = [0; HEADER_BYTES];
     stream.receive(&mut header, until)?;
     let mut bytes = vec![0; length_of(&header, max)?];

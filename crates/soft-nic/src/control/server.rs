@@ -1,7 +1,7 @@
 //! The NIC's side: connects to the client, reads its request, and executes it under the NIC's lock, as a command of the driver.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io;
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant, SystemTime};
 
 use mlx5_device::Commands;
@@ -9,7 +9,7 @@ use mlx5_device::Span;
 use roce::Now;
 use serde::Serialize;
 
-use super::frame::{self, FrameError, MAX_REQUEST_BYTES, encode};
+use super::frame::{self, MAX_REQUEST_BYTES, encode};
 use super::{PortStatus, Request, THREAD_NAME, capture, socket_name};
 use crate::Nic;
 use crate::abi::server::Server;
@@ -26,56 +26,45 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 pub struct ControlServer {
     pub server: Arc<Server<Nic>>,
     pub manager: Manager,
-    /// Set while a client is served: one at a time.
-    busy: AtomicBool,
-}
-
-/// Clears `busy` however its thread ends.
-struct Conversation(Arc<ControlServer>);
-
-impl Drop for Conversation {
-    fn drop(&mut self) {
-        self.0.busy.store(false, Ordering::Release);
-    }
+    /// Held while a client is served: one at a time.
+    turn: Mutex<()>,
 }
 
 impl ControlServer {
     pub fn new(server: Arc<Server<Nic>>, manager: Manager) -> ControlServer {
-        ControlServer { server, manager, busy: AtomicBool::new(false) }
+        ControlServer { server, manager, turn: Mutex::default() }
     }
 
     /// Serves the client of this call. The thread inherits the NIC thread's mask: signals of the program do not reach it.
     pub fn take_call(self: &Arc<Self>, call: u64) {
-        if self.busy.swap(true, Ordering::AcqRel) {
-            // The client calls again.
-            return;
-        }
-        let conversation = Conversation(self.clone());
+        let server = self.clone();
         let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned());
-        if let Err(error) = thread.spawn(move || serve(conversation, call)) {
+        if let Err(error) = thread.spawn(move || server.serve(call)) {
             log(&format!("softnic ctl calls, and there is no thread to answer: {error}"));
         }
     }
-}
 
-fn serve(conversation: Conversation, call: u64) {
-    let ended = conversation.0.exchange(call);
-    // Other clients are served while a capture goes on.
-    drop(conversation);
-    let ended = match ended {
-        Ok((stream, Some(captured))) => capture::stream(&stream, captured)
-            .map_err(|error| format!("the caller of a capture went away: {error}")),
-        Ok((_, None)) => Ok(()),
-        Err(why) => Err(why),
-    };
-    if let Err(why) = ended
-        && log_enabled()
-    {
-        log(&format!("softnic ctl: {why}"));
+    fn serve(&self, call: u64) {
+        let turn = self.turn.try_lock();
+        if matches!(turn, Err(TryLockError::WouldBlock)) {
+            // The client calls again.
+            return;
+        }
+        let ended = self.exchange(call);
+        // Other clients are served while a capture goes on.
+        drop(turn);
+        let ended = ended.and_then(|(stream, captured)| match captured {
+            Some(captured) => capture::stream(&stream, captured)
+                .map_err(|error| format!("the caller of a capture went away: {error}")),
+            None => Ok(()),
+        });
+        if let Err(why) = ended
+            && log_enabled()
+        {
+            log(&format!("softnic ctl: {why}"));
+        }
     }
-}
 
-impl ControlServer {
     /// One request and its answer, and the capture that follows it, if any. The error says why there was no answer.
     fn exchange(&self, call: u64) -> Result<(Stream, Option<CaptureReader>), String> {
         let until = Instant::now() + TIMEOUT;
@@ -86,8 +75,8 @@ impl ControlServer {
         }
         let request = match frame::receive::<Request>(&stream, MAX_REQUEST_BYTES, until) {
             Ok(request) => request.check().map(|()| request),
-            Err(FrameError::Kernel(error)) => return Err(format!("the caller went away: {error}")),
-            Err(error) => Err(error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
+            Err(error) => return Err(format!("the caller went away: {error}")),
         };
         let (answer, captured) = match request {
             Ok(request) => self.answer(&request),

@@ -40,7 +40,7 @@ impl Running {
     }
 
     fn ask<T: DeserializeOwned>(&self, request: &Request) -> Result<T, CallError> {
-        call(&self.view, &self.member, request)
+        call(&self.view, &self.member, request).map(|(answer, _)| answer)
     }
 
     /// How many ports its NIC says that it has.
