@@ -41,6 +41,19 @@ extern "C" __global__ void __launch_bounds__(128)
     conv_grouped_of(launched(), from, weights, bias, residual, to, &shape);
 }
 
+/* The same for a channel a group, and windows of 3 or 5 rows and columns. Launch: as `conv_grouped`. */
+extern "C" __global__ void __launch_bounds__(DEPTHWISE) depthwise(const float *from, const float *weights, const float *bias,
+                                                                  const float *residual, float *to, struct convolution shape) {
+    __shared__ float staged[DEPTHWISE * DEPTHWISE_SIDE * DEPTHWISE_SIDE];
+    depthwise_any_of(launched(), from, weights, bias, residual, to, &shape, staged);
+}
+extern "C" __global__ void __launch_bounds__(DEPTHWISE)
+    depthwise_half(const struct half_number *from, const struct half_number *weights, const float *bias,
+                   const struct half_number *residual, struct half_number *to, struct convolution shape) {
+    __shared__ float staged[DEPTHWISE * DEPTHWISE_SIDE * DEPTHWISE_SIDE];
+    depthwise_any_of(launched(), from, weights, bias, residual, to, &shape, staged);
+}
+
 /* Adds bias and residual to what a library's convolution left in `to`, and applies the activation. Launch: as `conv_grouped`. */
 extern "C" __global__ void __launch_bounds__(128) conv_finish(const float *bias, const float *residual, float *to,
                                                               struct convolution shape) {

@@ -19,7 +19,8 @@ enum {
     OPERATION_LOAD,
     OPERATION_STORE,
     OPERATION_CONV_LOAD,
-    OPERATION_EXCITE
+    OPERATION_EXCITE,
+    OPERATION_DEPTHWISE
 };
 
 #define RESIDENT_THREADS 256 /* of a block: as many as any operator's block has, or a multiple */
@@ -67,6 +68,7 @@ static __device__ inline void run_block(const struct step *step, struct virtual_
     switch (step->operation) {
     case OPERATION_CONV_TILED: conv_tiled_apart(b, step, tiles, (T *)to[4]); break;
     case OPERATION_CONV_GROUPED:
+    case OPERATION_DEPTHWISE: /* whose blocks would need a barrier of their own */
         conv_grouped_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4],
                         &step->shape.convolution);
         break;

@@ -264,7 +264,14 @@ impl StepOf<'_> {
             let kernel = if of_slot { both!("conv_load") } else { both!("conv_tiled") };
             (kernel, [(rows * columns).div_ceil(pixels), outputs.div_ceil(TILE), batch], 256)
         } else {
-            (both!("conv_grouped"), [(rows * columns * outputs).div_ceil(128), 1, batch], 128)
+            let [_, channels, ..] = self.step.from.parts();
+            let alone = groups == outputs && groups as usize == channels;
+            let kernel = if alone && matches!(window.kernel, [3, 3] | [5, 5]) {
+                both!("depthwise")
+            } else {
+                both!("conv_grouped")
+            };
+            (kernel, [(rows * columns * outputs).div_ceil(128), 1, batch], 128)
         };
         self.launch(kernel, blocks, threads, arguments, Argument::Conv(words))
     }
@@ -434,6 +441,7 @@ mod tests {
             ("HALF_OUTPUTS", TILE),
             ("HALF_PIXELS", HALF_PIXELS),
             ("HALF_DEPTH", TERMS as u32),
+            ("DEPTHWISE", 128),
             ("EXCITED", EXCITED),
             ("EXCITED_PIXELS", EXCITED_PIXELS),
             ("STORED", STORED),

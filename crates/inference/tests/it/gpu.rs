@@ -27,6 +27,7 @@ fn kernels_compile_for_every_gpu_that_the_toolkit_knows() {
         for name in [
             "conv_tiled",
             "conv_grouped",
+            "depthwise",
             "linear",
             "pool",
             "mean",
