@@ -28,8 +28,8 @@ pub(super) use layout::at::ALL as LAYOUT;
 pub use layout::{PORTS, SLOTS};
 use layout::{SERVICES, at, slot_at, slot_index};
 use process::Origin;
+pub use process::Process;
 pub(super) use process::is_shortage;
-pub use process::{Process, descriptors, descriptors_of};
 pub use services::{ServiceError, ServiceWord};
 pub use view::{FabricMember, FabricView};
 
@@ -44,6 +44,9 @@ mod bell {
     /// Its own process wants it to look around before it sleeps.
     pub const ROUSED: u32 = 2;
 }
+
+/// In the word of an address: its process owns the address's port.
+const OWNED: u64 = 1 << 63;
 
 /// In place of a descriptor: the receiver could not attach.
 const REFUSED: u64 = 0xffff_ffff;
@@ -202,21 +205,34 @@ impl Fabric {
         }
     }
 
-    /// Tells the others where packets for us may be handed on: an address of ours and the port of our own there. At most
-    /// [`PORTS`] count, see [`Link::join`]; what an earlier owner published is gone.
+    /// Tells the others where packets for us may be handed on: an address of ours, the port of our own there, and whether we own that
+    /// address's. At most [`PORTS`] count, see [`Link::join`]; what an earlier owner published is gone.
     ///
     /// [`Link::join`]: super::Link::join
-    pub fn publish_ports(&self, ports: impl Iterator<Item = (IpAddr, u16)>) {
-        let mut ports = ports.map(|(address, port)| folded(address) << 16 | u64::from(port));
+    pub fn publish_ports(&self, ports: impl Iterator<Item = (IpAddr, u16, bool)>) {
+        let mut ports = ports.map(|(address, port, owned)| {
+            folded(address) << 16 | u64::from(port) | if owned { OWNED } else { 0 }
+        });
         for i in 0..PORTS {
             self.port_word(self.slot, i).store(ports.next().unwrap_or(0), Ordering::Release);
         }
     }
 
     pub fn port_of(&self, slot: u8, address: IpAddr) -> Option<u16> {
+        self.port_at(slot, address).map(|word| word as u16)
+    }
+
+    /// Whether a process that is still there has said that it owns the port of this address.
+    pub fn has_port_owner(&self, address: IpAddr) -> bool {
+        let owns = |slot: &u8| self.port_at(*slot, address).is_some_and(|word| word & OWNED != 0);
+        let is_here = |owner: SlotOwner| Process::lives(owner.pid, owner.start) && self.still_here(&owner);
+        (0..SLOTS as u8).filter(owns).filter_map(|slot| self.slot_owner(slot)).any(is_here)
+    }
+
+    fn port_at(&self, slot: u8, address: IpAddr) -> Option<u64> {
         let wanted = folded(address);
         let words = (0..PORTS).map(|i| self.port_word(slot, i).load(Ordering::Acquire));
-        words.take_while(|word| *word != 0).find(|word| word >> 16 == wanted).map(|word| word as u16)
+        words.take_while(|word| *word != 0).find(|word| (word & !OWNED) >> 16 == wanted)
     }
 
     fn port_word(&self, slot: u8, i: usize) -> &AtomicU64 {
@@ -348,13 +364,13 @@ fn ring(bell: &AtomicU32) -> bool {
     true
 }
 
-/// 48 bits for an address: an IPv4 address itself; of IPv6 what FNV-1a makes of it, which keeps a host's few apart.
+/// 47 bits for an address: an IPv4 address itself; of IPv6 what FNV-1a makes of it, which keeps a host's few apart.
 fn folded(address: IpAddr) -> u64 {
     match address {
-        IpAddr::V4(v4) => u64::from(u32::from(v4)) | 1 << 47,
+        IpAddr::V4(v4) => u64::from(u32::from(v4)) | 1 << 46,
         IpAddr::V6(v6) => {
             let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-            v6.octets().into_iter().fold(0xcbf2_9ce4_8422_2325, fnv) >> 17
+            v6.octets().into_iter().fold(0xcbf2_9ce4_8422_2325, fnv) >> 18
         }
     }
 }

@@ -200,8 +200,10 @@ impl Link {
             return;
         }
         self.watched_ns = now;
-        if let Some(wire) = &mut self.wire {
-            wire.take_over_ports();
+        if let Some(wire) = &mut self.wire
+            && wire.take_over_ports()
+        {
+            self.fabric.publish_ports(wire.own_ports());
         }
         self.check_foreign_ports(now);
         for slot in 0..SLOTS as u8 {
