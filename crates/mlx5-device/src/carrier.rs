@@ -126,26 +126,27 @@ pub trait Carrier {
     fn peer_in_words(&self, slot: u8) -> String;
 }
 
+/// Where a packet came from and where to, as far as its carrier knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Addressing {
+    /// Where a datagram came from; `None` for connected services.
+    pub path: Option<PathAddress>,
+    /// The port, from 1, of our device that its address names; packets of a wire name an address, and none here.
+    pub to_port: Option<u8>,
+    /// Of a packet of the wire: the address of its sender, and that of ours that it was sent to.
+    pub addresses: Option<(IpAddr, IpAddr)>,
+}
+
 /// A packet that arrived: what belongs to it beside the [`Packet`], and the way to its payload. Lives as long as the handler's call.
 pub trait Inbound {
-    /// Where a datagram came from; `None` for connected services.
-    fn path(&self) -> Option<PathAddress>;
+    fn addressing(&self) -> &Addressing;
 
-    /// The port, from 1, of our device that its address names; packets of a wire name an address, and none here.
-    fn to_port(&self) -> Option<u8>;
-
-    /// Of a packet of the wire: the address of its sender, and that of ours that it was sent to.
-    fn addresses(&self) -> Option<(IpAddr, IpAddr)>;
-
-    /// Bytes of payload that came with this message.
-    fn payload_len(&self) -> u32;
-
-    /// Copies the payload to memory of this process, whose segments must hold [`Inbound::payload_len`] bytes.
+    /// Copies the payload to memory of this process, whose segments must hold all of it.
     ///
     /// Errors: that memory cannot be accessed or is too short; a part may have been copied.
     fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault>;
 
-    /// Copies the payload into a buffer of the NIC's own (scatter to CQE); `out` has [`Inbound::payload_len`] bytes.
+    /// Copies the payload into a buffer of the NIC's own (scatter to CQE); `out` is as long.
     ///
     /// Errors: for another length.
     fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), Fault>;

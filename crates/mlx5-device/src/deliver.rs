@@ -188,7 +188,7 @@ impl<M: Memory> Core<M> {
             false => inbound.copy_into(to, Order::Relaxed),
         };
         moved.map_err(|_| Outcome::LocalFault)?;
-        let path = inbound.path();
+        let path = inbound.addressing().path;
         if qp.service == ServiceType::Ud {
             self.place_grh(qp, path.as_ref(), length)?;
         }

@@ -20,7 +20,7 @@ use super::faults::{Injection, InjectionKind, Settings};
 use super::qps::Qps;
 use super::wire;
 use crate::carrier::{
-    Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sender, Sent, Unsent,
+    Addressing, Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sender, Sent, Unsent,
 };
 use crate::config::{LinkLayer, NicConfig};
 use crate::memory::{Fault, Order, Segment};
@@ -448,10 +448,7 @@ pub(super) struct Arrived<'a> {
 
 impl Inbound for Arrived<'_> {
     forward! { self.inbound:
-        fn path(&) -> Option<PathAddress>;
-        fn to_port(&) -> Option<u8>;
-        fn addresses(&) -> Option<(IpAddr, IpAddr)>;
-        fn payload_len(&) -> u32;
+        fn addressing(&) -> &Addressing;
         fn copy_into(&mut; to: &[Segment]; order: Order) -> Result<(), Fault>;
         fn copy_to_buffer(&mut; out: &mut [u8]) -> Result<(), Fault>;
     }

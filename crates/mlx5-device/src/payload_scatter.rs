@@ -1,6 +1,6 @@
 //! Scatters payload that arrives: the receive or READ that it is for names the memory.
 
-use roce::{Access, RegionError};
+use roce::{Access, Fragment, RegionError};
 
 use super::mkey::Mkeys;
 use super::rq::ReceiveQueue;
@@ -47,15 +47,15 @@ impl PayloadScatter {
         Ok(&self.segments)
     }
 
-    /// Puts bytes of a READ's answer, from its `offset` on, where the READ wants them: all of a short one into its CQE.
+    /// Puts bytes of a READ's answer where the READ wants them: all of a short one into its CQE.
     pub(super) fn place(
         &mut self,
         request: &mut SendRequest,
         scatter: usize,
-        offset: u32,
+        Fragment { offset, length: len }: Fragment,
         inbound: &mut impl Inbound,
     ) -> Result<(), Fault> {
-        let (len, payload) = (inbound.payload_len(), &mut request.payload);
+        let payload = &mut request.payload;
         if request.wqe.signalled && len as usize <= scatter && (offset, len) == (0, request.length) {
             payload.inline.clear();
             payload.inline.resize(len as usize, 0);

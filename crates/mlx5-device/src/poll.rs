@@ -177,7 +177,7 @@ impl<M: Memory> Core<M> {
 
     /// Takes what the carrier offers.
     fn arrive(&mut self, qps: &mut Qps, packet: &Packet, inbound: &mut impl Inbound) -> Disposition {
-        let (is_request, addresses) = (packet.content.is_request(), inbound.addresses());
+        let (is_request, addresses) = (packet.content.is_request(), inbound.addressing().addresses);
         match (qps.numbered_mut(packet.dst_qpn), addresses) {
             (None, None) if !is_request => self.host.counters.dropped_replies += 1,
             (None, _) => self.host.counters.dropped_unknown_qp += 1,
@@ -193,7 +193,8 @@ impl<M: Memory> Core<M> {
                 *if is_request { &mut counters.dropped_peer } else { &mut counters.dropped_replies } += 1;
             }
             (Some(qp), None)
-                if is_request && inbound.to_port() != Some(self.ports.configs[qp.path.port].port) =>
+                if is_request
+                    && inbound.addressing().to_port != Some(self.ports.configs[qp.path.port].port) =>
             {
                 // It reached another port of the device, where this queue is not.
                 self.host.counters.dropped_address += 1;

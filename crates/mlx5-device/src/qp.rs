@@ -195,7 +195,7 @@ impl Qp {
     pub(super) fn is_from_peer(&self, packet: &Packet, inbound: &impl Inbound) -> bool {
         self.service == ServiceType::Ud
             || packet.deth.src_qpn == self.attributes.dest_qpn
-            || inbound.addresses().is_some()
+            || inbound.addressing().addresses.is_some()
     }
 
     /// Whether something was posted since the queue was looked at last: for the background walk.

@@ -1,7 +1,7 @@
 //! Answers that arrive for a QP: acknowledgements, NAKs, and the bytes of READs.
 
 use roce::packet::{Aeth, Syndrome};
-use roce::{Content, Fragment, Packet, ReplyVerdict, Requester, ServiceType, Status};
+use roce::{Content, Packet, ReplyVerdict, Requester, ServiceType, Status};
 
 use super::core::Core;
 use super::qp::Qp;
@@ -26,11 +26,11 @@ impl<M: Memory> Core<M> {
             matches!(packet.content, Content::Acknowledge(Aeth { syndrome: Syndrome::RnrNak { .. }, .. }));
         counters.rnr_naks_received += u64::from(is_rnr && verdict == ReplyVerdict::Resend);
         qp.sq.progress.answer_holds = 0;
-        if let ReplyVerdict::Place { ticket, fragment: Fragment { offset, length } } = verdict
+        if let ReplyVerdict::Place { ticket, fragment } = verdict
             && let Some(request) = qp.sq.requester.as_mut().and_then(|r| r.work_request_mut(ticket))
         {
-            counters.bytes_read += u64::from(length);
-            if self.payload_scatter.place(request, qp.sq.scatter, offset, inbound).is_err() {
+            counters.bytes_read += u64::from(fragment.length);
+            if self.payload_scatter.place(request, qp.sq.scatter, fragment, inbound).is_err() {
                 qp.sq.fail(ticket, Status::LocalProtection);
             }
         }

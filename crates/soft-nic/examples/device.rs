@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use mlx5_device::Nic;
 use mlx5_device::carrier::{
-    Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
+    Addressing, Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
 };
 use mlx5_device::command::ModifyQp;
 use mlx5_device::config::NicConfig;
@@ -159,20 +159,8 @@ struct Arrived<'a> {
 }
 
 impl Inbound for Arrived<'_> {
-    fn path(&self) -> Option<PathAddress> {
-        None
-    }
-
-    fn to_port(&self) -> Option<u8> {
-        Some(1)
-    }
-
-    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
-        None
-    }
-
-    fn payload_len(&self) -> u32 {
-        self.source.len as u32
+    fn addressing(&self) -> &Addressing {
+        &Addressing { path: None, to_port: Some(1), addresses: None }
     }
 
     fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 
 use mlx5_device::carrier::{
-    Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
+    Addressing, Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
 };
 use mlx5_device::memory::{Fault, Memory, Order, Segment};
 use mlx5_device::random;
@@ -99,8 +99,8 @@ impl Carrier for End {
                     false => return count,
                 }
             };
-            let addresses = Some((from, at));
-            handler(&packet, &mut Arrived { payload: &payload, memory: &self.memory, addresses });
+            let addressing = Addressing { addresses: Some((from, at)), ..Addressing::default() };
+            handler(&packet, &mut Arrived { payload: &payload, memory: &self.memory, addressing });
             count += 1;
         }
     }
@@ -185,24 +185,12 @@ impl Carrier for End {
 pub struct Arrived<'a> {
     payload: &'a [u8],
     memory: &'a Arena,
-    addresses: Option<(IpAddr, IpAddr)>,
+    addressing: Addressing,
 }
 
 impl Inbound for Arrived<'_> {
-    fn path(&self) -> Option<PathAddress> {
-        None
-    }
-
-    fn to_port(&self) -> Option<u8> {
-        None
-    }
-
-    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
-        self.addresses
-    }
-
-    fn payload_len(&self) -> u32 {
-        self.payload.len() as u32
+    fn addressing(&self) -> &Addressing {
+        &self.addressing
     }
 
     fn copy_into(&mut self, to: &[Segment], _order: Order) -> Result<(), Fault> {

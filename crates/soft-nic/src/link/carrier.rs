@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use mlx5_device::carrier::{
-    Carrier, Disposition, Icrc, MAX_DELAY_NS, PathAddress, Payload, Position, Sent, Unsent,
+    Addressing, Carrier, Disposition, Icrc, MAX_DELAY_NS, PathAddress, Payload, Position, Sent, Unsent,
 };
 use mlx5_device::memory::{Fault, Segment};
 use roce::{Fragment, Now, Packet};
@@ -66,12 +66,11 @@ impl Carrier for Link {
                     return true;
                 }
                 let datagram = packet.service == roce::ServiceType::Ud;
+                let path = datagram.then(|| path_of_wire(from, at));
                 let mut inbound = Inbound {
                     packet: &packet,
                     words: &[0; record::REQUEST_WORDS],
-                    addresses: Some((from, at)),
-                    path: datagram.then(|| path_of_wire(from, at)),
-                    to_port: None,
+                    addressing: Addressing { path, to_port: None, addresses: Some((from, at)) },
                     body: Body::Here(&payload),
                     host,
                     counters: &mut *counters,

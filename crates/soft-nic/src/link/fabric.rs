@@ -17,19 +17,18 @@ mod view;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 pub use directory::other_version;
-use directory::{find, found_new, full_name, link_target, turn_name};
+use directory::{find, found_new, full_name, is_open_in, turn_name};
 #[cfg(test)]
 pub(super) use layout::at::ALL as LAYOUT;
 pub use layout::{PORTS, SLOTS};
 use layout::{SERVICES, at, slot_at, slot_index};
 use process::Origin;
 pub(super) use process::is_shortage;
-pub use process::{Process, descriptors, descriptors_of};
+pub use process::{Process, SlotOwner};
 pub use services::{ServiceError, ServiceWord};
 pub use view::{FabricMember, FabricView};
 
@@ -44,6 +43,9 @@ mod bell {
     /// Its own process wants it to look around before it sleeps.
     pub const ROUSED: u32 = 2;
 }
+
+/// In the word of an address: its process owns the address's port.
+const OWNED: u64 = 1 << 63;
 
 /// In place of a descriptor: the receiver could not attach.
 const REFUSED: u64 = 0xffff_ffff;
@@ -67,21 +69,6 @@ pub enum FabricError {
     Version { name: String, pid: u32, theirs: String },
     #[error("{what} for fabric {name:?}: {error}")]
     Kernel { what: &'static str, name: String, error: io::Error },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SlotOwner {
-    pub pid: u32,
-    /// Counts the slot's owners.
-    pub generation: u32,
-    /// Start time of the process in clock ticks after boot, so that a reused number is noticed.
-    start: u64,
-    /// Where its stack begins: another place after `exec`. 0: the kernel does not say.
-    stack: u64,
-    /// Tells its MAD socket from those of other processes with its number.
-    pub cookie: u64,
-    /// The number under which it has the directory open, plus one.
-    descriptor: u32,
 }
 
 /// A process's slot on the fabric. Left on drop.
@@ -183,40 +170,45 @@ impl Fabric {
         slot_owner(&self.directory, slot)
     }
 
-    /// Starts watching a slot's owner.
-    ///
-    /// Errors: the kernel's; `ESRCH` when the owner has ended.
-    pub fn watch(&self, slot_owner: &SlotOwner) -> io::Result<Process> {
-        Process::open(slot_owner.pid, slot_owner.start)
-    }
-
     /// Whether a living owner still runs the program that joined: one that called `exec` keeps number and start time,
     /// and has neither the descriptors nor the stack of before; a program may close all its descriptors by itself. When the
     /// kernel lets us see neither, it counts as here. Reads no memory of the owner's.
     pub fn still_here(&self, owner: &SlotOwner) -> bool {
-        let Some(descriptor) = owner.descriptor.checked_sub(1) else { return true };
-        match std::fs::read_link(format!("/proc/{}/fd/{descriptor}", owner.pid)) {
-            Ok(target) if target == Path::new(&link_target(&self.full_name)) => true,
+        match is_open_in(&self.full_name, owner) {
+            Ok(true) => true,
             Err(error) if error.kind() != io::ErrorKind::NotFound => true,
             _ => owner.stack != 0 && Origin::of(owner.pid).is_ok_and(|now| now.stack == owner.stack),
         }
     }
 
-    /// Tells the others where packets for us may be handed on: an address of ours and the port of our own there. At most
-    /// [`PORTS`] count, see [`Link::join`]; what an earlier owner published is gone.
+    /// Tells the others where packets for us may be handed on: an address of ours, the port of our own there, and whether we own that
+    /// address's. At most [`PORTS`] count, see [`Link::join`]; what an earlier owner published is gone.
     ///
     /// [`Link::join`]: super::Link::join
-    pub fn publish_ports(&self, ports: impl Iterator<Item = (IpAddr, u16)>) {
-        let mut ports = ports.map(|(address, port)| folded(address) << 16 | u64::from(port));
+    pub fn publish_ports(&self, ports: impl Iterator<Item = (IpAddr, u16, bool)>) {
+        let mut ports = ports.map(|(address, port, owned)| {
+            folded(address) << 16 | u64::from(port) | if owned { OWNED } else { 0 }
+        });
         for i in 0..PORTS {
             self.port_word(self.slot, i).store(ports.next().unwrap_or(0), Ordering::Release);
         }
     }
 
     pub fn port_of(&self, slot: u8, address: IpAddr) -> Option<u16> {
+        self.port_at(slot, address).map(|word| word as u16)
+    }
+
+    /// Whether a process that is still there has said that it owns the port of this address.
+    pub fn has_port_owner(&self, address: IpAddr) -> bool {
+        let owns = |slot: &u8| self.port_at(*slot, address).is_some_and(|word| word & OWNED != 0);
+        let mut owners = (0..SLOTS as u8).filter(owns).filter_map(|slot| self.slot_owner(slot));
+        owners.any(|owner| owner.lives() && self.still_here(&owner))
+    }
+
+    fn port_at(&self, slot: u8, address: IpAddr) -> Option<u64> {
         let wanted = folded(address);
         let words = (0..PORTS).map(|i| self.port_word(slot, i).load(Ordering::Acquire));
-        words.take_while(|word| *word != 0).find(|word| word >> 16 == wanted).map(|word| word as u16)
+        words.take_while(|word| *word != 0).find(|word| (word & !OWNED) >> 16 == wanted)
     }
 
     fn port_word(&self, slot: u8, i: usize) -> &AtomicU64 {
@@ -348,13 +340,13 @@ fn ring(bell: &AtomicU32) -> bool {
     true
 }
 
-/// 48 bits for an address: an IPv4 address itself; of IPv6 what FNV-1a makes of it, which keeps a host's few apart.
+/// 47 bits for an address: an IPv4 address itself; of IPv6 what FNV-1a makes of it, which keeps a host's few apart.
 fn folded(address: IpAddr) -> u64 {
     match address {
-        IpAddr::V4(v4) => u64::from(u32::from(v4)) | 1 << 47,
+        IpAddr::V4(v4) => u64::from(u32::from(v4)) | 1 << 46,
         IpAddr::V6(v6) => {
             let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-            v6.octets().into_iter().fold(0xcbf2_9ce4_8422_2325, fnv) >> 17
+            v6.octets().into_iter().fold(0xcbf2_9ce4_8422_2325, fnv) >> 18
         }
     }
 }
@@ -393,8 +385,7 @@ fn lock_to_join(name: &str, full_name: &str) -> Result<NoForkSocket, FabricError
 /// Takes the free slot that was used least. Only called with the lock to join.
 fn take_slot(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<(u8, u32)> {
     let generation = |slot: u8| directory.half(slot_at(slot) + at::GENERATION).load(Ordering::Acquire);
-    let free =
-        |slot: &u8| slot_owner(directory, *slot).is_none_or(|owner| !Process::lives(owner.pid, owner.start));
+    let free = |slot: &u8| slot_owner(directory, *slot).is_none_or(|owner| !owner.lives());
     let slot = (0..SLOTS as u8).filter(free).min_by_key(|slot| (generation(*slot), *slot))?;
     let half = |at, value| directory.half(slot_at(slot) + at).store(value, Ordering::SeqCst);
     let word = |at, value| directory.word(slot_at(slot) + at).store(value, Ordering::SeqCst);

@@ -16,7 +16,6 @@ pub mod delay;
 pub(crate) mod fabric;
 pub mod mads;
 mod peers;
-mod port_watch;
 mod ports;
 mod receive;
 pub(crate) mod record;
@@ -27,7 +26,7 @@ mod testing;
 mod tests;
 pub mod udp;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -42,7 +41,6 @@ use channel::{Consumer, Producer};
 use fabric::{Fabric, Process, SlotOwner};
 pub use fabric::{FabricError, FabricMember, FabricView, SLOTS, ServiceError, other_version};
 use mads::{MadOutcome, MadRouter};
-use port_watch::PortWatch;
 pub use receive::Inbound;
 pub use record::{MAX_FRAGMENT, RecordError, VERSION};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer};
@@ -162,7 +160,9 @@ pub struct Link {
     /// PSN of the last datagram from QP1.
     mad_psn: u32,
     wire: Option<Wire>,
-    port_watch: PortWatch,
+    /// Addresses whose port no process of the fabric owned at the last look, each with whether that was reported.
+    strange_ports: BTreeMap<IpAddr, bool>,
+    ports_due_ns: u64,
     /// One-way delay of what leaves, ns.
     delay_ns: u64,
     /// There is a delay, or something of an earlier one is under way still.
@@ -217,7 +217,8 @@ impl Link {
             examined: 0,
             waiting: Vec::new(),
             wire,
-            port_watch: PortWatch::default(),
+            strange_ports: BTreeMap::new(),
+            ports_due_ns: 0,
             delay_ns: 0,
             delays: false,
         })

@@ -31,7 +31,7 @@ impl Link {
         match (&self.peers[usize::from(slot) % SLOTS], self.fabric.slot_owner(slot)) {
             (_, None) => Ok(false),
             (Some(peer), Some(owner)) if peer.owner == owner => Ok(!peer.process.has_ended()),
-            (_, Some(owner)) => match self.fabric.watch(&owner) {
+            (_, Some(owner)) => match owner.watch() {
                 Ok(process) => Ok(!process.has_ended()),
                 Err(error) if means_ended(&error) => Ok(false),
                 Err(error) => Err(error),
@@ -122,7 +122,7 @@ impl Link {
     /// Watches the process in a slot. One that cannot be watched is not reached as long as it sits there; where it has not ended,
     /// an event says so. While this process lacks descriptors or memory, the next message tries again.
     fn begin_watch(&mut self, slot: u8, owner: &SlotOwner) -> Result<Process, NoPeer> {
-        let error = match self.fabric.watch(owner) {
+        let error = match owner.watch() {
             Ok(process) => return Ok(process),
             Err(error) => error,
         };
@@ -200,8 +200,10 @@ impl Link {
             return;
         }
         self.watched_ns = now;
-        if let Some(wire) = &mut self.wire {
-            wire.take_over_ports();
+        if let Some(wire) = &mut self.wire
+            && wire.take_over_ports()
+        {
+            self.fabric.publish_ports(wire.own_ports());
         }
         self.check_foreign_ports(now);
         for slot in 0..SLOTS as u8 {

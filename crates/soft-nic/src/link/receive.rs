@@ -1,8 +1,6 @@
 //! Messages that arrived: records taken from the rings, checked, and handed on, their payload still in the ring or in the packet.
 
-use std::net::IpAddr;
-
-use mlx5_device::carrier::{self, COPIED_AT_ONCE, Disposition, PathAddress};
+use mlx5_device::carrier::{self, Addressing, COPIED_AT_ONCE, Disposition};
 use mlx5_device::memory::{Fault, Order, Segment};
 use roce::Packet;
 
@@ -29,12 +27,7 @@ pub struct Inbound<'a> {
     pub packet: &'a Packet,
     /// The header of its record as it came; of a packet of the wire zeros.
     pub words: &'a [u64; REQUEST_WORDS],
-    /// Of a packet of the wire: where it came from, and our address that it came to.
-    pub addresses: Option<(IpAddr, IpAddr)>,
-    /// Where a datagram came from; `None` for connected services.
-    pub path: Option<PathAddress>,
-    /// The port, from 1, of our device that its address names; packets of a wire name an address, and none here.
-    pub to_port: Option<u8>,
+    pub addressing: Addressing,
     pub(super) body: Body<'a>,
     pub(super) host: &'a Host,
     pub(super) counters: &'a mut LinkCounters,
@@ -43,20 +36,8 @@ pub struct Inbound<'a> {
 }
 
 impl carrier::Inbound for Inbound<'_> {
-    fn path(&self) -> Option<PathAddress> {
-        self.path
-    }
-
-    fn to_port(&self) -> Option<u8> {
-        self.to_port
-    }
-
-    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
-        self.addresses
-    }
-
-    fn payload_len(&self) -> u32 {
-        self.packet.payload.length
+    fn addressing(&self) -> &Addressing {
+        &self.addressing
     }
 
     fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {
@@ -197,9 +178,11 @@ impl Link {
             let mut inbound = Inbound {
                 packet,
                 words: &record.words,
-                addresses: None,
-                path: has_path.then(|| record::decode_path(ring.load(path_at))),
-                to_port: Some(if record.words[0] & record::SECOND_PORT != 0 { 2 } else { 1 }),
+                addressing: Addressing {
+                    path: has_path.then(|| record::decode_path(ring.load(path_at))),
+                    to_port: Some(if record.words[0] & record::SECOND_PORT != 0 { 2 } else { 1 }),
+                    addresses: None,
+                },
                 body: Body::Ring(ring, payload_at),
                 host: &self.host,
                 counters: &mut self.counters,

@@ -20,7 +20,7 @@ use roce::packet::{Aeth, AtomicEth, Deth, Reth, Syndrome, Trailer, position_of};
 use roce::{Content, Fragment, NakCode, Packet, Position, Psn, ServiceType};
 
 /// Version of what processes of a fabric share: directory, channels, records. A process of another one is refused when it joins.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 /// Declares places in memory that processes of a fabric share; a change of one is a new version.
 macro_rules! places {
     ($($name:ident = $at:expr;)*) => {

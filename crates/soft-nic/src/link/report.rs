@@ -68,13 +68,12 @@ pub enum LinkEvent {
     )]
     CopyGivenUp { slot: u8 },
     /// A process outside the fabric has the port of an address of ours, and hands nothing on.
-    #[error("{}", port_taken(.address, .user, .pid))]
-    PortTaken {
-        address: IpAddr,
-        user: u32,
-        /// Process number, of one that can be seen.
-        pid: Option<u32>,
-    },
+    #[error(
+        "UDP port 4791 of {address} belongs to a process of user {user} that is not of this fabric (`ss -lunp` names it), or to the \
+         kernel's soft-RoCE (rdma_rxe; see `rdma link`); nothing that is sent to this address comes to this NIC: end that, or give this \
+         NIC another address (--ipv4, --ipv6) or that one's --fabric"
+    )]
+    PortTaken { address: IpAddr, user: u32 },
     /// The kernel would not send packets: said once, and again when it is for another reason.
     #[error("packets from {address} are lost: the kernel does not send them ({})", std::io::Error::from_raw_os_error(*.errno))]
     Unsent { address: IpAddr, errno: i32 },
@@ -89,20 +88,6 @@ pub enum LinkEvent {
     NoChannel { slot: u8, errno: i32 },
     #[error("the channel that slot {slot} published cannot be used, messages from it are lost: {why}")]
     AttachFailed { slot: u8, why: NoPeer },
-}
-
-fn port_taken(address: &IpAddr, user: &u32, pid: &Option<u32>) -> String {
-    let (owner, end) = match pid {
-        Some(pid) => (format!("process {pid} (user {user}), which is not of this fabric"), "end it, "),
-        None => {
-            let owner = "a process of another user, or the kernel's soft-RoCE (rdma_rxe; see `rdma link`)";
-            (format!("no process that can be seen from here (user {user}): {owner}"), "end that, ")
-        }
-    };
-    format!(
-        "UDP port 4791 of {address} belongs to {owner}; nothing that is sent to this address comes to this NIC: \
-         {end}or give this NIC another address (--ipv4, --ipv6) or that one's --fabric"
-    )
 }
 
 roce::counters! {

@@ -162,7 +162,7 @@ impl FabricMads {
         let new = (slot, owner.generation);
         watched.retain(|known, peer| known.0 != slot || *known == new || peer.process.has_ended());
         if let Entry::Vacant(place) = watched.entry(new)
-            && let Ok(process) = self.router.fabric.watch(owner)
+            && let Ok(process) = owner.watch()
         {
             place.insert(Peer { process, asked: VecDeque::new() });
         }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Mutex;
 
 use mlx5_device::carrier::{
-    Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
+    Addressing, Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
 };
 use mlx5_device::memory::{Fault, Order, Segment};
 use roce::{Fragment, Now, Packet, ServiceType};
@@ -12,7 +12,6 @@ use roce::{Fragment, Now, Packet, ServiceType};
 use super::answer::{self, Answer};
 use super::entry::{Place, Tag};
 use super::events::Event;
-use super::message::Facts;
 use super::recorder::Recorder;
 use super::replayer::Replay;
 use super::source::{Source, ask, asked, unrecorded};
@@ -22,26 +21,13 @@ use crate::os::locked;
 
 /// A message, with what is known of it beside its bytes.
 pub struct Arrived<'a> {
-    facts: Facts,
-    payload_len: u32,
+    addressing: Addressing,
     payload: Source<&'a mut dyn Inbound, &'a Recorder, &'a Mutex<Replay>>,
 }
 
 impl Inbound for Arrived<'_> {
-    fn path(&self) -> Option<PathAddress> {
-        self.facts.path
-    }
-
-    fn to_port(&self) -> Option<u8> {
-        self.facts.to_port
-    }
-
-    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
-        self.facts.addresses
-    }
-
-    fn payload_len(&self) -> u32 {
-        self.payload_len
+    fn addressing(&self) -> &Addressing {
+        &self.addressing
     }
 
     fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), Fault> {
@@ -71,11 +57,9 @@ pub(super) fn recorded(
     let mut messages = 0;
     let done = poll(&mut |packet, words, inbound| {
         messages += 1;
-        let facts =
-            Facts { path: inbound.path(), to_port: inbound.to_port(), addresses: inbound.addresses() };
-        recorder.packet(packet, words, &facts);
-        let payload_len = inbound.payload_len();
-        let mut arrived = Arrived { facts, payload_len, payload: Source::Recorded(inbound, recorder) };
+        let addressing = *inbound.addressing();
+        recorder.packet(packet, words, &addressing);
+        let mut arrived = Arrived { addressing, payload: Source::Recorded(inbound, recorder) };
         let disposition = handler(packet, &mut arrived);
         recorder.note(Tag::Disposition, &disposition);
         disposition
@@ -92,10 +76,9 @@ pub(super) fn replayed(
     handler: &mut impl FnMut(&Packet, &mut Arrived<'_>) -> Disposition,
 ) -> usize {
     let mut messages = 0_usize;
-    while let Some((packet, facts)) = { locked(replay).next_packet() } {
+    while let Some((packet, addressing)) = { locked(replay).next_packet() } {
         messages += 1;
-        let (payload_len, payload) = (packet.payload.length, Source::Replayed(replay));
-        let disposition = handler(&packet, &mut Arrived { facts, payload_len, payload });
+        let disposition = handler(&packet, &mut Arrived { addressing, payload: Source::Replayed(replay) });
         locked(replay).note(Tag::Disposition, &disposition);
     }
     messages.wrapping_add(answer::replayed(replay, tag, Place::of(tag), &(), |_| None))

@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use mlx5_device::carrier::PathAddress;
+use mlx5_device::carrier::{Addressing, PathAddress};
 use roce::wire::packet::{Extended, MAX_HEADER_BYTES};
 use roce::wire::{self, Bth, MAX_PAYLOAD_BYTES};
 use roce::{Fragment, Packet, ServiceType};
@@ -19,15 +19,6 @@ pub const DATAGRAM_VALUES: usize = REQUEST_WORDS + PATH_WORDS;
 const HEADER_WORDS: usize = MAX_HEADER_BYTES.div_ceil(8);
 /// Fragment, length of the headers, two addresses, the headers.
 pub const PACKET_VALUES: usize = 6 + HEADER_WORDS;
-
-/// What the device is told of a packet beside it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Facts {
-    pub path: Option<PathAddress>,
-    pub to_port: Option<u8>,
-    /// On the wire: where it came from, and where to.
-    pub addresses: Option<(IpAddr, IpAddr)>,
-}
 
 /// Memory as words, big-endian: most of it is.
 #[inline]
@@ -72,7 +63,7 @@ pub fn of_packet(packet: &Packet, from: IpAddr, at: IpAddr) -> [u64; PACKET_VALU
 }
 
 /// The packet of an entry's values; `None` for what is none.
-pub fn decode(tag: Tag, values: &[u64]) -> Option<(Packet, Facts)> {
+pub fn decode(tag: Tag, values: &[u64]) -> Option<(Packet, Addressing)> {
     if tag == Tag::Packet {
         return packet_of(values);
     }
@@ -84,10 +75,10 @@ pub fn decode(tag: Tag, values: &[u64]) -> Option<(Packet, Facts)> {
     let path =
         if record::carries_path(&packet) { Some(record::decode_path(*path.first_chunk()?)) } else { None };
     let to_port = Some(if words[0] & record::SECOND_PORT != 0 { 2 } else { 1 });
-    Some((packet, Facts { path, to_port, addresses: None }))
+    Some((packet, Addressing { path, to_port, addresses: None }))
 }
 
-fn packet_of(values: &[u64]) -> Option<(Packet, Facts)> {
+fn packet_of(values: &[u64]) -> Option<(Packet, Addressing)> {
     let ([fragment, len, from_high, from, at_high, at], headers) = values.split_first_chunk()?;
     let [from, at] = [(from_high, from), (at_high, at)]
         .map(|(high, low)| Ipv6Addr::from_bits(u128::from(*high) << 64 | u128::from(*low)).to_canonical());
@@ -101,7 +92,7 @@ fn packet_of(values: &[u64]) -> Option<(Packet, Facts)> {
     let packet = Packet::from_wire(&wire::Packet { bth, extended, payload })?;
     let packet = Packet { payload: fragment, ..packet };
     let path = (packet.service == ServiceType::Ud).then(|| path_of_wire(from, at));
-    Some((packet, Facts { path, to_port: None, addresses: Some((from, at)) }))
+    Some((packet, Addressing { path, to_port: None, addresses: Some((from, at)) }))
 }
 
 #[cfg(test)]
@@ -124,7 +115,7 @@ mod tests {
         let reth = Reth { va: 1 << 40, rkey: 7, dma_bytes: 100 };
         let requests = Opcode::ALL.map(|opcode| Content::request(opcode, [1, 2, 3, 4], reth, [5, 6]));
         let path = PathAddress { dlid: 5, dgid: [7; 16], hop_limit: 3, grh: true, ..PathAddress::default() };
-        let facts = Facts { path: None, to_port: Some(2), addresses: None };
+        let addressing = Addressing { path: None, to_port: Some(2), addresses: None };
         for content in answers.into_iter().chain(requests) {
             let carries = matches!(
                 content,
@@ -144,14 +135,14 @@ mod tests {
                 words
             };
             let recorded = of_record(&words(&packet), content.is_request());
-            assert_eq!(decode(Tag::Record, &recorded), Some((packet, facts)));
+            assert_eq!(decode(Tag::Record, &recorded), Some((packet, addressing)));
             // Datagrams are not answered, and have a Q_Key where atomics have their operand.
             if !content.is_request() || matches!(content, Content::CompareSwap(_) | Content::FetchAdd(_)) {
                 continue;
             }
             let datagram = Packet { service: ServiceType::Ud, ..packet };
             let decoded = decode(Tag::Datagram, &of_datagram(&words(&datagram), &path));
-            assert_eq!(decoded, Some((datagram, Facts { path: Some(path), ..facts })));
+            assert_eq!(decoded, Some((datagram, Addressing { path: Some(path), ..addressing })));
         }
     }
 

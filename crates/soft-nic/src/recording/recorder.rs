@@ -12,13 +12,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use mlx5_device::carrier::Addressing;
 use mlx5_device::memory::Fault;
 use roce::{Now, Packet};
 use serde::Serialize;
 
 use super::entry::{Digest, History, MOST_BYTES, MOST_VALUES, Place, Question, Tag, WQE_WORDS};
 use super::format::{self, BLOCK_WORDS};
-use super::message::{self, Facts};
+use super::message;
 use crate::link::record::REQUEST_WORDS;
 use crate::os::{locked, log, system};
 
@@ -275,8 +276,8 @@ impl Recorder {
     }
 
     /// A packet that arrived, before the device has it; of one of shared memory the header of its record.
-    pub fn packet(&self, packet: &Packet, words: &[u64; REQUEST_WORDS], facts: &Facts) {
-        match (facts.addresses, &facts.path) {
+    pub fn packet(&self, packet: &Packet, words: &[u64; REQUEST_WORDS], addressing: &Addressing) {
+        match (addressing.addresses, &addressing.path) {
             (Some((from, at)), _) => self.entry(Tag::Packet, message::of_packet(packet, from, at)),
             (None, None) => {
                 self.entry(Tag::Record, message::of_record(words, packet.content.is_request()));

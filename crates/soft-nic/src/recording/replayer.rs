@@ -3,6 +3,7 @@
 use std::fmt;
 use std::panic::resume_unwind;
 
+use mlx5_device::carrier::Addressing;
 use mlx5_device::memory::Fault;
 use mlx5_device::threads::ThreadTime;
 use roce::{Now, Packet};
@@ -11,7 +12,7 @@ use serde::de::DeserializeOwned;
 use super::entry::{Digest, History, Place, Question, Tag};
 use super::events::{Event, Objects, Observer, Transfer};
 use super::format::{Body, Entry, Reader, RecordingError};
-use super::message::{self, Facts};
+use super::message;
 
 /// Longest account of a step, bytes.
 const MAX_ACCOUNT: usize = 2048;
@@ -346,15 +347,15 @@ impl Replay {
 
     /// The next packet that had come when the device looked.
     #[cold]
-    pub fn next_packet(&mut self) -> Option<(Packet, Facts)> {
+    pub fn next_packet(&mut self) -> Option<(Packet, Addressing)> {
         let tag = self.peek()?;
         if !matches!(tag, Tag::Record | Tag::Datagram | Tag::Packet) {
             return None;
         }
         let values = self.any_values(tag, Place::of(tag));
-        let (packet, facts) = message::decode(tag, &values).unwrap_or_else(|| self.unreadable(tag));
+        let (packet, addressing) = message::decode(tag, &values).unwrap_or_else(|| self.unreadable(tag));
         self.happened(Some(Event::arrival(&packet)));
-        Some((packet, facts))
+        Some((packet, addressing))
     }
 
     /// The time of the device's clock.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::record;
 use super::layout::{MAGIC, at};
-use super::process::{descriptors, descriptors_of};
+use super::process::{SlotOwner, descriptors, descriptors_of};
 use crate::os::{SharedMemory, system};
 
 /// What all names begin with; the version follows. Every version keeps to this, and seals the memfd.
@@ -35,8 +35,16 @@ pub(super) fn turn_name(full_name: &str) -> String {
 }
 
 /// What `/proc` says of a descriptor of the directory.
-pub(super) fn link_target(full_name: &str) -> String {
+fn link_target(full_name: &str) -> String {
     format!("/memfd:{full_name} (deleted)")
+}
+
+/// Whether a process has the directory open where it said so; `exec` closes it.
+///
+/// Errors: the kernel does not let us see.
+pub(super) fn is_open_in(full_name: &str, owner: &SlotOwner) -> io::Result<bool> {
+    let path = format!("/proc/{}/fd/{}", owner.pid, owner.descriptor.wrapping_sub(1));
+    Ok(std::fs::read_link(path)? == Path::new(&link_target(full_name)))
 }
 
 /// The version and the rest of the name, if a descriptor leads to the directory of a fabric.

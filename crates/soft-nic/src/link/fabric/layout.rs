@@ -8,7 +8,8 @@
 //!           24   the call of a `softnic ctl`, or 0
 //!           64   pid, generation, start time, start of the stack, cookie, descriptor of the directory + 1
 //!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
-//!           1152 UDP ports of this slot's process: 32 words, an address folded to 48 bits and the port there
+//!           1152 UDP ports of this slot's process: 32 words, the port there in the low bits, an address folded to 47 bits,
+//!                and whether the process owns port 4791 of the address
 //!           1408 services that its connection manager listens to: 64 words, see `services`
 //! ```
 

@@ -12,24 +12,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Opens the process, if it is still the one that sat down.
-    ///
-    /// Errors: the kernel's; `ESRCH` or `ENOENT` when it has ended.
-    pub(super) fn open(pid: u32, start: u64) -> io::Result<Process> {
-        let pidfd = system::pidfd_open(pid)?;
-        // After the pidfd is open: what is read now belongs to the process that the pidfd holds, or to none.
-        let origin = Origin::of(pid);
-        let alive = !system::is_readable(&pidfd) && origin?.start == start;
-        if alive { Ok(Process { pidfd }) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
-    }
-
     pub fn has_ended(&self) -> bool {
         system::is_readable(&self.pidfd)
-    }
-
-    /// Whether the one that sat down is still there. Without a descriptor or memory to ask with, it counts as there.
-    pub(super) fn lives(pid: u32, start: u64) -> bool {
-        Process::open(pid, start).map_or_else(|error| is_shortage(&error), |_| true)
     }
 }
 
@@ -37,6 +21,40 @@ impl AsRawFd for Process {
     /// Can be read once it has ended (pidfd_open(2)).
     fn as_raw_fd(&self) -> RawFd {
         self.pidfd.as_raw_fd()
+    }
+}
+
+/// The process that has a slot, as the directory says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotOwner {
+    pub pid: u32,
+    /// Counts the slot's owners.
+    pub generation: u32,
+    /// Start time of the process in clock ticks after boot, so that a reused number is noticed.
+    pub(super) start: u64,
+    /// Where its stack begins: another place after `exec`. 0: the kernel does not say.
+    pub(super) stack: u64,
+    /// Tells its MAD socket from those of other processes with its number.
+    pub cookie: u64,
+    /// The number under which it has the directory open, plus one.
+    pub(super) descriptor: u32,
+}
+
+impl SlotOwner {
+    /// Starts watching the process, if it is still the one that took the slot.
+    ///
+    /// Errors: the kernel's; `ESRCH` or `ENOENT` when it has ended.
+    pub fn watch(&self) -> io::Result<Process> {
+        let pidfd = system::pidfd_open(self.pid)?;
+        // After the pidfd is open: what is read now belongs to the process that the pidfd holds, or to none.
+        let origin = Origin::of(self.pid);
+        let alive = !system::is_readable(&pidfd) && origin?.start == self.start;
+        if alive { Ok(Process { pidfd }) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
+    }
+
+    /// Whether the one that took the slot is still there. Without a descriptor or memory to ask with, it counts as there.
+    pub(super) fn lives(&self) -> bool {
+        self.watch().map_or_else(|error| is_shortage(&error), |_| true)
     }
 }
 
@@ -97,8 +115,9 @@ mod tests {
     fn a_process_without_descriptors_takes_no_other_for_ended() {
         let pid = std::process::id();
         let start = Origin::of(pid).unwrap().start;
-        assert!(Process::lives(pid, start) && !Process::lives(pid, start + 1));
-        assert!(!Process::lives(u32::MAX >> 1, start), "nobody has that number");
+        let ours = SlotOwner { pid, generation: 1, start, stack: 0, cookie: 0, descriptor: 0 };
+        assert!(ours.lives() && !SlotOwner { start: start + 1, ..ours }.lives());
+        assert!(!SlotOwner { pid: u32::MAX >> 1, ..ours }.lives(), "no process has that number");
         // With no descriptor left, and with one.
         for spare in 0..2 {
             assert!(true_in_fork_child(|| {
@@ -107,7 +126,7 @@ mod tests {
                     held.push(file);
                 }
                 held.truncate(held.len() - spare);
-                Process::lives(pid, start)
+                ours.lives()
             }));
         }
     }

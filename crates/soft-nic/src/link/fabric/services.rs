@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 
 use roce::wire::Gid;
 
+use super::Fabric;
 use super::layout::{SERVICES, SLOTS, at};
-use super::{Fabric, Process, SlotOwner};
 
 const SERVICE_BITS: u32 = 25;
 const IN_USE: u64 = 1 << 63;
@@ -95,8 +95,7 @@ impl Fabric {
         (0..SLOTS as u8).find(|slot| {
             let mut words = (0..SERVICES).filter_map(|index| self.service(*slot, index));
             // Asking the kernel whether a process runs costs five system calls, and any host of the network may make us ask.
-            let is_alive = |owner: SlotOwner| Process::lives(owner.pid, owner.start);
-            words.any(|word| is_it(*slot, word)) && self.slot_owner(*slot).is_some_and(is_alive)
+            words.any(|word| is_it(*slot, word)) && self.slot_owner(*slot).is_some_and(|owner| owner.lives())
         })
     }
 

@@ -8,10 +8,10 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
-use super::directory::{name_prefix, open_directory};
+use super::directory::{is_open_in, name_prefix, open_directory};
 use super::layout::{SLOTS, at, slot_at};
 use super::process::descriptors;
-use super::{Process, SlotOwner, link_target, ring, slot_owner};
+use super::{SlotOwner, ring, slot_owner};
 use crate::os::SharedMemory;
 
 /// A fabric of this user, looked at from outside.
@@ -64,10 +64,8 @@ impl FabricView {
 
     /// Whether the process still runs, and still is the program that joined: `exec` closes the directory.
     pub fn is_taken(&self, member: &FabricMember) -> bool {
-        let SlotOwner { pid, start, descriptor, .. } = member.slot_owner;
-        let path = format!("/proc/{pid}/fd/{}", descriptor.wrapping_sub(1));
-        Process::open(pid, start).is_ok()
-            && std::fs::read_link(path).is_ok_and(|target| target == Path::new(&link_target(&self.full_name)))
+        let owner = &member.slot_owner;
+        owner.watch().is_ok() && is_open_in(&self.full_name, owner).unwrap_or(false)
     }
 
     /// Asks the NIC of this process to connect to the process that `call` names; not 0. False: another's call waits there.

@@ -35,7 +35,7 @@ fn take(b: &mut Link, target: &[u8], len: u32) {
         b.poll(1, |inbound| {
             let position = inbound.packet.content.position();
             arrived = if position.starts() { 0 } else { arrived };
-            let to = &target[arrived..][..inbound.payload_len() as usize];
+            let to = &target[arrived..][..inbound.packet.payload.length as usize];
             arrived += to.len();
             let to = [Segment { addr: to.as_ptr() as u64, len: to.len() as u64 }];
             inbound.copy_into(&to, Order::Increasing).unwrap();

@@ -34,7 +34,7 @@ fn send(a: &mut Link, b: &mut Link, page: u64) -> Vec<u8> {
         go_on(&mut sending, sent.carried);
         a.ring_bells();
         while b.poll(1, |inbound| {
-            let place = &target[arrived..][..inbound.payload_len() as usize];
+            let place = &target[arrived..][..inbound.packet.payload.length as usize];
             arrived += place.len();
             inbound.copy_into(&[segment(place)], Order::Increasing).unwrap();
             Disposition::Consumed

@@ -253,7 +253,7 @@ fn records_rewritten_while_they_are_read_never_reach_beyond_the_target() {
                 let to = [Segment { addr: memory[TARGET..].as_mut_ptr() as u64, len: TARGET as u64 }];
                 b.poll(1, |inbound| {
                     // Not consumed, so that the same records are read again while they change.
-                    let fits = inbound.payload_len() as usize <= TARGET;
+                    let fits = inbound.packet.payload.length as usize <= TARGET;
                     handled += u64::from(fits && inbound.copy_into(&to, Order::Increasing).is_ok());
                     if round % 600 == 599 { Disposition::Consumed } else { Disposition::NotNow }
                 });

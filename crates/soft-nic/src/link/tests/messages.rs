@@ -92,7 +92,6 @@ fn deliver(a: &mut Link, b: &mut Link, opcode: Opcode, source: &[u8], order: Ord
             assert_eq!(is_write, opcode != Opcode::Send);
             assert_eq!(trailed, opcode == Opcode::WriteImm && position.ends(), "with the last byte");
             assert_eq!((position.starts(), psn.value()), (arrived == 0, 7 + arrived as u32 / MTU));
-            assert_eq!(inbound.payload_len(), payload.length);
             let to = &target[arrived..][..payload.length as usize];
             arrived += to.len();
             // Cut elsewhere than the source, so that pieces never match.
@@ -147,7 +146,7 @@ fn a_process_reaches_its_own_queues_the_same_way() {
             go_on(&mut sending, carried);
             link.ring_bells();
             link.poll(16, |inbound| {
-                let to = &target[arrived..][..inbound.payload_len() as usize];
+                let to = &target[arrived..][..inbound.packet.payload.length as usize];
                 arrived += to.len();
                 inbound.copy_into(&[segment(to)], Order::Increasing).unwrap();
                 whole = inbound.packet.content.position().ends();
@@ -167,7 +166,7 @@ fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> Vec<u8> 
     let mut asked = None;
     while asked.is_none() {
         b.poll(1, |inbound| {
-            assert_eq!(inbound.payload_len(), 0, "a READ carries nothing there");
+            assert_eq!(inbound.packet.payload.length, 0, "a READ carries nothing there");
             asked = Some(*inbound.packet);
             Disposition::Consumed
         });
@@ -194,8 +193,8 @@ fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> Vec<u8> 
             let Content::ReadResponse { position, .. } = packet.content else { panic!("{packet:?}") };
             assert_eq!(position.starts(), arrived == from_offset);
             assert_eq!(packet.psn, got.psn.plus((arrived - from_offset) / MTU));
-            let rest = &target[arrived as usize..][..inbound.payload_len() as usize];
-            arrived += inbound.payload_len();
+            let rest = &target[arrived as usize..][..inbound.packet.payload.length as usize];
+            arrived += inbound.packet.payload.length;
             let (first, second) = rest.split_at(rest.len() / 4);
             inbound.copy_into(&[segment(first), segment(second)], Order::Increasing).unwrap();
             done = position.ends();
@@ -289,7 +288,7 @@ fn a_datagram_brings_the_address_it_came_from() {
         a.ring_bells();
         let mut seen = false;
         b.poll(1, |inbound| {
-            assert_eq!(inbound.path, (service == ServiceType::Ud).then_some(path));
+            assert_eq!(inbound.addressing.path, (service == ServiceType::Ud).then_some(path));
             let mut text = [0; 5];
             inbound.copy_to_buffer(&mut text).unwrap();
             assert_eq!(&text, b"hello");

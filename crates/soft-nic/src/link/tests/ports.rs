@@ -55,20 +55,26 @@ fn the_port_of_a_process_of_the_fabric_is_not_foreign() {
     let _first = wired(&fabric, address);
     let mut second = wired(&fabric, address);
     for second_of in 1..200 {
-        look_through(&mut second, second_of * 1_000_000_000);
+        second.check_foreign_ports(second_of * 1_000_000_000);
     }
     assert_eq!(second.events.pop_front(), None);
 }
 
-/// A look, if it is time for one, to its end.
-fn look_through(link: &mut Link, now_ns: u64) {
+#[test]
+fn a_process_that_takes_a_port_over_says_so_and_one_that_has_left_owns_none() {
+    let (fabric, address) = (fabric_name(), place(2));
+    let first = wired(&fabric, address);
+    let (mut second, third) = (wired(&fabric, address), wired(&fabric, address));
+    assert!(third.fabric.has_port_owner(address));
+    assert!(!third.fabric.has_port_owner(place(3)));
+    drop(first);
+    assert!(!third.fabric.has_port_owner(address));
     let begun = Instant::now();
-    link.check_foreign_ports(now_ns);
-    while link.port_watch.look.is_some() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "the look ends");
-        std::thread::sleep(Duration::from_millis(1));
-        link.check_foreign_ports(now_ns);
+    while !third.fabric.has_port_owner(address) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "no other process has the port");
+        look(&mut second);
     }
+    assert_eq!(second.wire_counters().unwrap().ports_owned, 1);
 }
 
 /// So many addresses below those of the other tests, 32 for a process at most.
@@ -86,7 +92,7 @@ fn every_address_of_a_process_is_told_to_the_others_and_more_than_can_be_told_ar
     let other = join(crowd(most)).unwrap();
     let ports: Vec<_> = other.wire.as_ref().unwrap().own_ports().collect();
     assert_eq!(ports.len(), 32);
-    for (address, port) in ports {
+    for (address, port, _) in ports {
         assert_eq!(owner.fabric.port_of(other.slot(), address), Some(port), "{address}");
     }
     let refused = join([crowd(most), vec![place(3)]].concat()).unwrap_err();

@@ -68,13 +68,13 @@ impl Wire {
         Ok(Wire { ports, epoll, refused_by_epoll: false, counters, kept, capture: None, holds: false })
     }
 
-    /// Each address with the port that an owner hands packets on to.
-    pub fn own_ports(&self) -> impl Iterator<Item = (IpAddr, u16)> {
-        self.ports.iter().map(|port| (port.address, port.own_port()))
+    /// Each address with the port that an owner hands packets on to, and whether we are that owner.
+    pub fn own_ports(&self) -> impl Iterator<Item = (IpAddr, u16, bool)> {
+        self.ports.iter().map(|port| (port.address, port.own_port(), port.is_owner()))
     }
 
-    /// Takes over ports whose owner has ended; to be called now and then.
-    pub fn take_over_ports(&mut self) {
+    /// Takes over ports whose owner has ended; to be called now and then. True: there was one.
+    pub fn take_over_ports(&mut self) -> bool {
         let mut taken = false;
         for port in self.ports.iter_mut().filter(|port| !port.is_owner()) {
             match port.try_own() {
@@ -88,6 +88,7 @@ impl Wire {
             let sockets = self.ports.iter().flat_map(SharedPort::descriptors);
             self.refused_by_epoll = sockets.filter(|fd| self.epoll.add(*fd).is_err()).count() > 0;
         }
+        taken
     }
 
     /// Addresses whose port another process has.

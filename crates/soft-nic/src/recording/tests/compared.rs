@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use mlx5_device::carrier::{Carrier, Disposition, Icrc, Inbound, PathAddress, Payload};
+use mlx5_device::carrier::{Addressing, Carrier, Disposition, Icrc, Inbound, PathAddress, Payload};
 use mlx5_device::memory::{Fault, Memory, Order, Segment};
 use roce::{Fragment, Now, Packet};
 
@@ -65,20 +65,8 @@ fn difference_of_link(
 struct NoPayload;
 
 impl Inbound for NoPayload {
-    fn path(&self) -> Option<PathAddress> {
-        None
-    }
-
-    fn to_port(&self) -> Option<u8> {
-        None
-    }
-
-    fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
-        None
-    }
-
-    fn payload_len(&self) -> u32 {
-        0
+    fn addressing(&self) -> &Addressing {
+        &Addressing { path: None, to_port: None, addresses: None }
     }
 
     fn copy_into(&mut self, _: &[Segment], _: Order) -> Result<(), Fault> {
