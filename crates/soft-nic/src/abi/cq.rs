@@ -105,7 +105,7 @@ pub fn resize<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 
 /// CQ.DESTROY: says how many events the program has read, which libibverbs waits to see acknowledged.
 pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-    let handle = call.named()?;
+    let handle = call.command.expect_handle(0)?;
     let reported = call.nic()?.destroy_cq(call.context()?, handle)?;
     call.file.cq_channels.remove(&handle);
     let (completion, asynchronous) = (reported.completion_events, reported.async_events);

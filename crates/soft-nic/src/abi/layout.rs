@@ -111,14 +111,9 @@ layouts! {
         buf_addr at 0, db_addr at 8, flags at 16, reserved0 at 20, uidx at 24, reserved1 at 28,
     }
     mlx5_create_srq_resp = "struct mlx5_ib_create_srq_resp", 8 { srqn at 0 }
-    create_srq = "struct ib_uverbs_create_srq", 32 {
-        user_handle at 8, pd_handle at 16, max_wr at 20, max_sge at 24, srq_limit at 28,
-    }
-    create_srq_resp = "struct ib_uverbs_create_srq_resp", 16 { srq_handle at 0, max_wr at 4, max_sge at 8, srqn at 12 }
     modify_srq = "struct ib_uverbs_modify_srq", 16 { srq_handle at 0, attr_mask at 4, max_wr at 8, srq_limit at 12 }
     query_srq = "struct ib_uverbs_query_srq", 16 { srq_handle at 8 }
     query_srq_resp = "struct ib_uverbs_query_srq_resp", 16 { max_wr at 0, max_sge at 4, srq_limit at 8 }
-    destroy_srq = "struct ib_uverbs_destroy_srq", 16 { srq_handle at 8 }
     destroy_srq_resp = "struct ib_uverbs_destroy_srq_resp", 4 { events_reported at 0 }
     /// Path of a QP, in modify and query.
     qp_dest = "struct ib_uverbs_qp_dest", 32 {

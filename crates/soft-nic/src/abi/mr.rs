@@ -105,9 +105,9 @@ pub fn reg_dma_buf<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     Ok(())
 }
 
-/// MR.DESTROY and DEREG_MR. What lies beneath is let go when the device uses it no more: a dma-buf is unmapped.
+/// MR.DESTROY. What lies beneath is let go when the device uses it no more: a dma-buf is unmapped.
 pub fn dereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-    let handle = call.named()?;
+    let handle = call.command.expect_handle(0)?;
     call.nic()?.dereg_mr(call.context()?, handle)?;
     call.file.backing.remove(&handle);
     Ok(())

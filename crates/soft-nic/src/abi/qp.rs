@@ -116,7 +116,7 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 }
 
 pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-    let events = call.nic()?.destroy_qp(call.context()?, call.named()?)?;
+    let events = call.nic()?.destroy_qp(call.context()?, call.command.expect_handle(0)?)?;
     call.command.write(1, &words!(destroy_qp_resp, events_reported = events))
 }
 

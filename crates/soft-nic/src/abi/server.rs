@@ -246,9 +246,4 @@ impl<'c, D: Commands> Call<'c, D> {
         let port = self.server.ports.get(place);
         Ok((place, port.ok_or_else(|| refusal!(ENODEV, "no such device"))?))
     }
-
-    /// The object that a command to destroy one names, in either form.
-    pub fn named(&self) -> Answer<u32> {
-        if self.core_in.0.is_empty() { self.command.expect_handle(0) } else { Ok(self.core_in.u32(0)) }
-    }
 }

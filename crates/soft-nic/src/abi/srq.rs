@@ -1,17 +1,17 @@
-//! Shared receive queues: SRQ.CREATE, SRQ.DESTROY, and the older CREATE_SRQ, MODIFY_SRQ, QUERY_SRQ, DESTROY_SRQ.
+//! Shared receive queues: SRQ.CREATE, SRQ.DESTROY, and the older MODIFY_SRQ and QUERY_SRQ.
 //!
 //! Follows Linux `uverbs_std_types_srq.c`, `uverbs_cmd.c`, and `mlx5_ib_create_srq` in `drivers/infiniband/hw/mlx5/srq.c`.
 //! Left out: queues of the types XRC and tag matching.
 
-use mlx5_device::command::{CreateSrq, CreatedSrq, ModifySrq, refusal, refuse_if};
+use mlx5_device::command::{CreateSrq, ModifySrq, refuse_if};
 use mlx5_device::{Answer, Commands};
 
-use super::attributes::{ANY_OUT, Command, Kind, UHW_IN, UHW_OUT, bytes, may, must, out, specs};
+use super::attributes::{ANY_OUT, Kind, UHW_IN, UHW_OUT, bytes, may, must, out, specs};
 use super::backing::check_queue;
 use super::cq::check_event_fd;
 use super::layout::{
-    create_srq, create_srq_resp, destroy_srq_resp, mlx5_create_srq, mlx5_create_srq_resp, modify_srq,
-    query_srq, query_srq_resp, take, words,
+    Reader, destroy_srq_resp, mlx5_create_srq, mlx5_create_srq_resp, modify_srq, query_srq, query_srq_resp,
+    words,
 };
 use super::server::Call;
 use super::write::CORE_OUT;
@@ -38,65 +38,33 @@ specs! {
 }
 
 pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-    let command = call.command;
+    use mlx5_create_srq as at;
+    let (context, command) = (call.context()?, call.command);
     // IB_UVERBS_SRQT_BASIC; 1 is XRC, 2 tag matching.
     let kind = command.number(TYPE).unwrap_or(0);
     refuse_if!(kind != 0, EOPNOTSUPP, "SRQ type {kind}");
     check_event_fd(call, EVENT_FD)?;
+    let driver = command.input(UHW_IN).unwrap_or(Reader(&[]));
+    let reserved = driver.u32(at::reserved0) != 0 || driver.u32(at::reserved1) != 0;
+    refuse_if!(reserved, EINVAL, "reserved words in the creation of an SRQ are not zero");
     let request = CreateSrq {
         pd: command.expect_handle(PD)?,
         max_wr: command.number32(MAX_WR).unwrap_or(0),
         max_sge: command.number32(MAX_SGE).unwrap_or(0),
         user_handle: command.number(USER_HANDLE).unwrap_or(0),
-        ..driver_part(command)?
+        buffer: driver.u64(at::buf_addr),
+        record: driver.u64(at::db_addr),
     };
-    make(call, &request, |made| {
+    check_queue("SRQ", &[request.buffer, request.record])?;
+    let made = call.nic()?.create_srq(context, &request)?;
+    let write = || {
         command.write(RESP_MAX_WR, &made.max_wr.to_ne_bytes())?;
         command.write(RESP_MAX_SGE, &made.max_sge.to_ne_bytes())?;
         command.write(RESP_SRQ_NUM, &made.srqn.to_ne_bytes())?;
         command.write(UHW_OUT, &words!(mlx5_create_srq_resp, srqn = made.srqn))?;
         command.give(HANDLE, u64::from(made.handle))
-    })
-}
-
-pub fn create_plain<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
-    use create_srq as at;
-    let (input, command) = (call.core_in, call.command);
-    let CreateSrq { buffer, record, .. } = driver_part(command)?;
-    let request = take!(
-        CreateSrq, at, input;
-        u32: max_wr, max_sge;
-        u64: user_handle => { pd: input.u32(at::pd_handle), buffer: buffer, record: record }
-    );
-    make(call, &request, |CreatedSrq { handle, max_wr, max_sge, srqn }| {
-        let answer =
-            words!(create_srq_resp, srq_handle = *handle, max_wr = *max_wr, max_sge = *max_sge, srqn = *srqn);
-        command.write(CORE_OUT, &answer)?;
-        command.write(UHW_OUT, &words!(mlx5_create_srq_resp, srqn = *srqn))
-    })
-}
-
-/// What both forms have in their mlx5 part.
-fn driver_part(command: &Command<'_>) -> Answer<CreateSrq> {
-    use mlx5_create_srq as at;
-    let driver = command.input(UHW_IN).filter(|input| input.0.len() >= at::reserved0);
-    let driver = driver.ok_or_else(|| refusal!(EINVAL, "no mlx5 part in the creation of an SRQ"))?;
-    let reserved = driver.u32(at::reserved0) != 0 || driver.u32(at::reserved1) != 0;
-    refuse_if!(reserved, EINVAL, "reserved words in the creation of an SRQ are not zero");
-    let (buffer, record) = (driver.u64(at::buf_addr), driver.u64(at::db_addr));
-    Ok(CreateSrq { pd: 0, max_wr: 0, max_sge: 0, user_handle: 0, buffer, record })
-}
-
-/// Makes the queue, and takes it back when the answer cannot be written.
-fn make<D: Commands>(
-    call: &Call<'_, D>,
-    request: &CreateSrq,
-    answer: impl FnOnce(&CreatedSrq) -> Answer<()>,
-) -> Answer<()> {
-    let context = call.context()?;
-    check_queue("SRQ", &[request.buffer, request.record])?;
-    let made = call.nic()?.create_srq(context, request)?;
-    call.server.or_undo(|| answer(&made), |nic| nic.destroy_srq(context, made.handle))
+    };
+    call.server.or_undo(write, |nic| nic.destroy_srq(context, made.handle))
 }
 
 pub fn modify<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
@@ -113,8 +81,7 @@ pub fn query<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     call.command.write(CORE_OUT, &answer)
 }
 
-/// SRQ.DESTROY and DESTROY_SRQ, whose answers have one number.
-pub fn destroy<D: Commands>(call: &mut Call<'_, D>, handle: u32) -> Answer<()> {
-    let events = call.nic()?.destroy_srq(call.context()?, handle)?;
-    call.command.write(CORE_OUT, &words!(destroy_srq_resp, events_reported = events))
+pub fn destroy<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
+    let events = call.nic()?.destroy_srq(call.context()?, call.command.expect_handle(0)?)?;
+    call.command.write(1, &words!(destroy_srq_resp, events_reported = events))
 }

@@ -2,7 +2,8 @@
 //!
 //! Numbers and sizes as in `rdma/ib_user_verbs.h`; the errnos as in Linux `uverbs_std_types_device.c`
 //! (`UVERBS_METHOD_INVOKE_WRITE`): too short an input or output is `ENOSPC`, an unknown command `EOPNOTSUPP`. The `write`
-//! system call itself is never needed: libibverbs asks first (command 1 without input) and takes `ENOSPC` for yes.
+//! system call itself is never needed: libibverbs asks first (command 1 without input) and takes `ENOSPC` for yes. Left out: commands
+//! whose method libibverbs calls first, to create or destroy an object; they would follow where there is no such method.
 
 use mlx5_device::command::{CommandError, refuse_if};
 use mlx5_device::{Answer, Commands};
@@ -10,9 +11,8 @@ use mlx5_device::{Answer, Commands};
 use super::attributes::{ANY_OUT, Command, UHW, UHW_IN, UHW_OUT, bytes, kernel, may, must, refuse, specs};
 use super::layout::{
     Reader, alloc_mw, alloc_mw_resp, alloc_pd_resp, create_ah, create_ah_resp, create_comp_channel_resp,
-    create_srq, create_srq_resp, destroy_srq, destroy_srq_resp, ex_query_device_resp, modify_qp, modify_srq,
-    query_device_resp, query_qp, query_qp_resp, query_srq, query_srq_resp, reg_mr, reg_mr_resp, rereg_mr,
-    rereg_mr_resp, resize_cq, resize_cq_resp,
+    ex_query_device_resp, modify_qp, modify_srq, query_device_resp, query_qp, query_qp_resp, query_srq,
+    query_srq_resp, reg_mr, reg_mr_resp, rereg_mr, rereg_mr_resp, resize_cq, resize_cq_resp,
 };
 use super::server::{Call, Handler};
 use super::{ah, context, cq, mr, qp, srq};
@@ -56,22 +56,16 @@ fn find<D: Commands>(number: u32) -> Answer<(&'static str, usize, usize, Handler
         0x1 => ("QUERY_DEVICE", 8, query_device_resp::SIZE, context::query_device),
         0x8000_0001 => ("EX_QUERY_DEVICE", 8, ex_query_device_resp::response_length + 4, context::ex_query_device),
         0x3 => ("ALLOC_PD", 8, alloc_pd_resp::SIZE, mr::alloc_pd),
-        0x4 => ("DEALLOC_PD", 4, 0, |call| call.nic()?.dealloc_pd(call.context()?, call.named()?)),
         0x5 => ("CREATE_AH", create_ah::SIZE, create_ah_resp::SIZE, ah::create),
-        0x8 => ("DESTROY_AH", 4, 0, |call| call.nic()?.destroy_ah(call.context()?, call.named()?)),
         0x9 => ("REG_MR", reg_mr::SIZE, reg_mr_resp::SIZE, mr::reg),
         0xb => ("REREG_MR", rereg_mr::SIZE, rereg_mr_resp::SIZE, mr::rereg),
-        0xd => ("DEREG_MR", 4, 0, mr::dereg),
         0xe => ("ALLOC_MW", alloc_mw::SIZE, alloc_mw_resp::SIZE, mr::alloc_window),
-        0x10 => ("DEALLOC_MW", 4, 0, |call| call.nic()?.dealloc_mw(call.context()?, call.named()?)),
         0x11 => ("CREATE_COMP_CHANNEL", 8, create_comp_channel_resp::SIZE, create_comp_channel),
         0x13 => ("RESIZE_CQ", resize_cq::SIZE, resize_cq_resp::SIZE, cq::resize),
         0x19 => ("QUERY_QP", query_qp::SIZE, query_qp_resp::SIZE, qp::query),
         0x1a => ("MODIFY_QP", modify_qp::SIZE, 0, qp::modify),
-        0x20 => ("CREATE_SRQ", create_srq::SIZE, create_srq_resp::SIZE, srq::create_plain),
         0x21 => ("MODIFY_SRQ", modify_srq::SIZE, 0, srq::modify),
         0x22 => ("QUERY_SRQ", query_srq::SIZE, query_srq_resp::SIZE, srq::query),
-        0x23 => ("DESTROY_SRQ", destroy_srq::SIZE, destroy_srq_resp::SIZE, |call| srq::destroy(call, call.core_in.u32(destroy_srq::srq_handle))),
         0x8000_001a => ("EX_MODIFY_QP", modify_qp::SIZE, 0, qp::ex_modify),
         _ => return Err(unknown(number)),
     })
