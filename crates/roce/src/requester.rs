@@ -440,16 +440,3 @@ impl<W> Requester<W> {
         }
     }
 }
-
-/// Without anything of the caller's.
-impl Requester {
-    /// As [`Requester::post_with`].
-    pub fn post(&mut self, message: PostedMessage) -> Ticket {
-        self.post_with(message, ())
-    }
-
-    /// As [`Requester::poll_completed`].
-    pub fn poll_completion(&mut self) -> Option<Completion> {
-        self.poll_completed().map(|(completion, ())| completion)
-    }
-}

@@ -307,7 +307,7 @@ fn a_send_with_invalidate_invalidates_before_it_completes() {
 
 #[test]
 fn every_operation_takes_effect_once_at_every_path_mtu() {
-    for mtu in crate::packet::PATH_MTU_BYTES {
+    for mtu in crate::testing::PATH_MTU_BYTES {
         let pair = run_everything(&format!("path MTU {mtu}"), mtu as usize, Pair::by_packet(config(mtu)));
         let sent = &pair.a.connection;
         // 5 + 3 + 1 + 1 + 2 + 1 + 1 request packets.
@@ -481,7 +481,7 @@ fn on_wire(pair: Pair, seed: u64, flip: u64, cut: u64) -> Pair {
 /// The bytes say all that the values do.
 #[test]
 fn a_conversation_in_bytes_is_the_same_conversation() {
-    for mtu in crate::packet::PATH_MTU_BYTES {
+    for mtu in crate::testing::PATH_MTU_BYTES {
         let values = run_everything("values", 1024.min(mtu as usize), Pair::by_packet(config(mtu)));
         let pair = on_wire(Pair::by_packet(config(mtu)), 0, 0, 0);
         let bytes = run_everything("bytes", 1024.min(mtu as usize), pair);
