@@ -62,7 +62,7 @@ impl<M: Memory> Core<M> {
         // Only on the wire does an acknowledgement wait, and need the time since when.
         let owed = qp.path.way.route().is_none() || qp.responses.owes_only_an_acknowledgement();
         let Some(responder) = &mut qp.responses.responder else { return };
-        let ResponderCounters { duplicates, messages, .. } = *responder.counters();
+        let ResponderCounters { duplicates, messages } = *responder.counters();
         let mut resources = QpResources { core: self, pd: qp.pd, qpn: qp.qpn, rq: &mut qp.rq };
         // By reference: what moves it loads in pieces of other sizes than it was stored in, and waits for them.
         match &responder.handle_packet(packet, &mut resources) {

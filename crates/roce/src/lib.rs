@@ -42,7 +42,7 @@ pub mod work;
 pub use counters::count;
 pub use message::{Fragment, MAX_MESSAGE_BYTES, NakCode, Opcode, Request};
 pub use packet::{Content, Outgoing, Packet, PayloadSource, Position};
-pub use posting::{Completion, PostedMessage, ReplyVerdict, RequesterConfig, RequesterCounters, Ticket};
+pub use posting::{Completion, PostedMessage, ReplyVerdict, RequesterConfig, Ticket};
 pub use requester::{PacketTransmit, Requester, SendWindow};
 pub use responder::Responder;
 pub use verdict::{

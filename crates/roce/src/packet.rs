@@ -11,9 +11,6 @@ use crate::message::psn_count;
 pub use crate::wire::{AtomicEth, Position, Reth};
 use crate::{Fragment, NakCode, Opcode, Psn, Region, ServiceType, Ticket};
 
-/// The path MTUs that exist, in bytes.
-pub const PATH_MTU_BYTES: [u32; 5] = [256, 512, 1024, 2048, 4096];
-
 /// The position of a packet that starts, or ends, its message.
 pub const fn position_of(starts: bool, ends: bool) -> Position {
     match (starts, ends) {
@@ -194,14 +191,6 @@ impl Packet {
             _ => psn_count(Opcode::Send, self.payload.length, path_mtu_bytes),
         }
     }
-
-    /// Whether it refuses something, for good or for now.
-    pub const fn is_nak(&self) -> bool {
-        matches!(
-            self.content,
-            Content::Acknowledge(Aeth { syndrome: Syndrome::Nak(_) | Syndrome::RnrNak { .. }, .. })
-        )
-    }
 }
 
 /// Where the bytes of an outgoing packet are: `packet.payload` is a range of them.
@@ -236,7 +225,7 @@ mod tests {
             (Last, false, true, true, true, false),
             (Only, true, true, true, true, false),
         ] {
-            for mtu in PATH_MTU_BYTES {
+            for mtu in crate::testing::PATH_MTU_BYTES {
                 let got = [0, 1, mtu - 1, mtu, mtu + 1].map(|bytes| may_carry(position, bytes, mtu));
                 assert_eq!(got, [empty, one, nearly, full, over], "{position:?}, path MTU {mtu}");
             }

@@ -1,4 +1,4 @@
-//! What a requester is configured with, takes and gives: posted messages, completions, counters.
+//! What a requester is configured with, takes and gives: posted messages, completions, verdicts.
 //!
 //! The attributes are those of `ibv_modify_qp(3)`, the statuses those of `ibv_poll_cq(3)`.
 
@@ -59,22 +59,6 @@ pub enum ReplyVerdict {
     Resend,
     /// The QP is in error; completions say why.
     Failed,
-    /// Old, repeated or not meant for us; counted.
+    /// Old, repeated or not meant for us.
     Ignored,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RequesterCounters {
-    /// Replies that acknowledged something.
-    pub useful_replies: u64,
-    /// Replies ignored: PSN outside what is outstanding, repeated NAK, wrong peer.
-    pub ignored_replies: u64,
-    /// Sequence NAKs obeyed.
-    pub sequence_naks: u64,
-    /// Replies that skipped a READ or an atomic, obeyed as a NAK of it.
-    pub implied_naks: u64,
-    /// RNR NAKs obeyed.
-    pub rnr_naks: u64,
-    /// Ack time-outs.
-    pub timeouts: u64,
 }

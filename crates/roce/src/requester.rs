@@ -25,8 +25,7 @@ use crate::packet::{Aeth, Content, Packet, Syndrome};
 use crate::psn::HALF_SPACE;
 use crate::retry::{Budget, Timer, ack_timeout_ns};
 use crate::{
-    Completion, Now, Opcode, PostedMessage, Psn, ReplyVerdict, RequesterConfig, RequesterCounters,
-    ServiceType, Status, Ticket,
+    Completion, Now, Opcode, PostedMessage, Psn, ReplyVerdict, RequesterConfig, ServiceType, Status, Ticket,
 };
 
 /// The life of a requester. IBTA §9.9.2: after an error nothing is sent, the rest is flushed.
@@ -85,7 +84,6 @@ pub struct Requester<W = ()> {
     recovering: bool,
     retries: Budget,
     rnr_retries: Budget,
-    counters: RequesterCounters,
 }
 
 impl<W> Requester<W> {
@@ -112,7 +110,6 @@ impl<W> Requester<W> {
             recovering: false,
             retries: Budget::transport(config.retry_count),
             rnr_retries: Budget::rnr(config.rnr_retry),
-            counters: RequesterCounters::default(),
         }
     }
 
@@ -174,10 +171,6 @@ impl<W> Requester<W> {
     /// Whether an error or `enter_error` ended the sending.
     pub fn is_failed(&self) -> bool {
         self.state != State::Active
-    }
-
-    pub fn counters(&self) -> &RequesterCounters {
-        &self.counters
     }
 
     /// How it was made.
@@ -254,7 +247,6 @@ impl<W> Requester<W> {
     pub fn handle_packet(&mut self, now: Now, packet: &Packet) -> ReplyVerdict {
         let reliable = self.config.service == ServiceType::Rc;
         let Some(offset) = self.outstanding_offset(packet.psn).filter(|_| reliable) else {
-            self.counters.ignored_replies += 1;
             return ReplyVerdict::Ignored;
         };
         let before = self.acknowledged();
@@ -270,7 +262,6 @@ impl<W> Requester<W> {
             }
             _ => ReplyVerdict::Ignored,
         };
-        self.count_reply(before, verdict == ReplyVerdict::Ignored);
         self.restart_ack_timer(now, before);
         verdict
     }
@@ -285,7 +276,6 @@ impl<W> Requester<W> {
         match self.timer {
             Timer::Rnr { until } if until <= now => self.timer = Timer::Stopped,
             Timer::Ack { deadline } if deadline <= now => {
-                self.counters.timeouts += 1;
                 if self.retries.take() {
                     self.go_back();
                     self.shrink_window();
@@ -438,18 +428,5 @@ impl<W> Requester<W> {
         } else {
             self.start_ack_timer(now);
         }
-    }
-}
-
-/// Without anything of the caller's.
-impl Requester {
-    /// As [`Requester::post_with`].
-    pub fn post(&mut self, message: PostedMessage) -> Ticket {
-        self.post_with(message, ())
-    }
-
-    /// As [`Requester::poll_completed`].
-    pub fn poll_completion(&mut self) -> Option<Completion> {
-        self.poll_completed().map(|(completion, ())| completion)
     }
 }

@@ -1,4 +1,4 @@
-//! What a responder is configured with, and what it says: verdicts, events, counters.
+//! What a responder is configured with, and what it says: verdicts, events.
 //!
 //! Reasons and events follow IBTA vol. 1 §9.9.3 (responder's errors) and its list of asynchronous events.
 
@@ -36,7 +36,7 @@ pub enum Verdict {
 }
 
 listed! {
-    /// Why a request was dropped without an answer; each has a counter.
+    /// Why a request was dropped without an answer.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     #[repr(u8)]
     DropReason {
@@ -143,16 +143,4 @@ pub struct ResponderCounters {
     pub messages: u64,
     /// Duplicate requests.
     pub duplicates: u64,
-    /// Gaps in the PSNs: NAKed once each on RC, a lost message on UC.
-    pub sequence_errors: u64,
-    pub rnr_naks: u64,
-    pub fatal_naks: u64,
-    pub(crate) dropped: [u64; DropReason::ALL.len()],
-}
-
-impl ResponderCounters {
-    /// Requests dropped for this reason.
-    pub fn dropped(&self, reason: DropReason) -> u64 {
-        self.dropped[reason as usize]
-    }
 }

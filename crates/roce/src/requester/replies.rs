@@ -103,20 +103,12 @@ impl<W> Requester<W> {
         self.acknowledged() >= (self.next_send, self.progress.sent)
     }
 
-    pub(super) fn count_reply(&mut self, before: (u64, u32), ignored: bool) {
-        if self.acknowledged() > before {
-            self.counters.useful_replies += 1;
-        } else if ignored {
-            self.counters.ignored_replies += 1;
-        }
-    }
-
     // Replies (IBTA §9.7.6).
 
     pub(super) fn take_ack(&mut self, offset: u32) -> ReplyVerdict {
         let before = self.acknowledged();
         match self.acknowledge_before(offset + 1) {
-            Acknowledged::UpToResponse => self.implied_nak(),
+            Acknowledged::UpToResponse => self.resend_once(),
             Acknowledged::All if self.acknowledged() > before => ReplyVerdict::Progress,
             Acknowledged::All => ReplyVerdict::Ignored,
         }
@@ -125,14 +117,10 @@ impl<W> Requester<W> {
     /// A NAK acknowledges what lies before its PSN.
     pub(super) fn take_nak(&mut self, offset: u32, code: NakCode) -> ReplyVerdict {
         if self.acknowledge_before(offset) == Acknowledged::UpToResponse {
-            return self.implied_nak();
+            return self.resend_once();
         }
         match code {
-            NakCode::PsnSequence => {
-                let resent = self.resend_once();
-                self.counters.sequence_naks += u64::from(resent != ReplyVerdict::Ignored);
-                resent
-            }
+            NakCode::PsnSequence => self.resend_once(),
             NakCode::InvalidRequest => self.fail_oldest(Status::RemoteInvalidRequest),
             NakCode::RemoteAccess => self.fail_oldest(Status::RemoteAccess),
             NakCode::RemoteOperation => self.fail_oldest(Status::RemoteOperation),
@@ -141,7 +129,7 @@ impl<W> Requester<W> {
 
     pub(super) fn take_rnr_nak(&mut self, now: Now, offset: u32, timer: u8) -> ReplyVerdict {
         if self.acknowledge_before(offset) == Acknowledged::UpToResponse {
-            return self.implied_nak();
+            return self.resend_once();
         }
         // Only a message that consumes a receive can meet a receiver that is not ready, and only one that was sent
         // since the last wait; anything else is an echo.
@@ -149,7 +137,6 @@ impl<W> Requester<W> {
         if !refused || self.nothing_sent() {
             return ReplyVerdict::Ignored;
         }
-        self.counters.rnr_naks += 1;
         if !self.rnr_retries.take() {
             return self.fail_oldest(Status::RnrRetryExceeded);
         }
@@ -167,7 +154,7 @@ impl<W> Requester<W> {
         let Some(message) = self.message_mut(ticket) else { return ReplyVerdict::Ignored };
         if acknowledged == Acknowledged::UpToResponse && psn.distance_from(message.psn) >= message.psn_count {
             // A later one's: the response to this one is lost.
-            return self.implied_nak();
+            return self.resend_once();
         }
         if !message.opcode.is_atomic() {
             return self.fail_oldest(Status::BadResponse);
@@ -192,7 +179,7 @@ impl<W> Requester<W> {
             return ReplyVerdict::Ignored;
         };
         if acknowledged == Acknowledged::UpToResponse {
-            return self.implied_nak();
+            return self.resend_once();
         }
         let (index, mtu) = (psn.distance_from(first), self.config.path_mtu_bytes);
         let end = index.saturating_add(psn_count(Opcode::Read, bytes, mtu));
@@ -219,14 +206,8 @@ impl<W> Requester<W> {
         ReplyVerdict::Place { ticket: Ticket(ticket), fragment }
     }
 
-    /// Something later was answered, so the response to the READ or atomic at `done` is lost: go back to it.
-    fn implied_nak(&mut self) -> ReplyVerdict {
-        let resent = self.resend_once();
-        self.counters.implied_naks += u64::from(resent != ReplyVerdict::Ignored);
-        resent
-    }
-
-    /// Goes back, once for each loss: until something is acknowledged, further NAKs speak of the transmission that is
+    /// A NAK says that something is lost, or the answer to something later that the response at `done` is. Goes back, once for each
+    /// loss: until something is acknowledged, further NAKs speak of the transmission that is
     /// being repeated already. Should the repetition be lost too, the timer notices.
     fn resend_once(&mut self) -> ReplyVerdict {
         if self.recovering || matches!(self.timer, Timer::Rnr { .. }) {

@@ -47,7 +47,6 @@ impl Responder {
             return self.drop(DropReason::AfterNak);
         }
         self.state = State::GapNaked;
-        self.counters.sequence_errors += 1;
         self.nak(Syndrome::Nak(NakCode::PsnSequence));
         Verdict::Answered
     }
@@ -55,7 +54,6 @@ impl Responder {
     /// No receive for the expected message (IBTA §9.7.5.2.8): it is to come again later, all after it are dropped.
     fn not_ready(&mut self) -> Verdict {
         self.state = State::NotReady;
-        self.counters.rnr_naks += 1;
         self.nak(Syndrome::RnrNak { timer: self.config.min_rnr_timer & 0x1f });
         Verdict::Answered
     }

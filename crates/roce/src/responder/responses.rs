@@ -5,9 +5,7 @@
 use super::streams::ReadStream;
 use super::{Responder, Response};
 use crate::packet::{Aeth, Content, Outgoing, Packet, PayloadSource, Position, Syndrome};
-use crate::{
-    AsyncEvent, DropReason, Fragment, NakCode, Opcode, Outcome, Psn, Refusal, Region, Request, Status,
-};
+use crate::{AsyncEvent, Fragment, NakCode, Opcode, Outcome, Psn, Refusal, Region, Request, Status};
 
 impl Responder {
     /// The next packet to send: of READ and atomic responses in order, then a NAK, then an acknowledgement.
@@ -96,7 +94,6 @@ impl Responder {
         };
         if replayed {
             self.abandon_read(psn);
-            self.counters.dropped[DropReason::UnknownDuplicate as usize] += 1;
             return;
         }
         self.responses.clear();

@@ -57,7 +57,7 @@ pub enum Event {
 /// See the module. Call `poll_transmit` and `poll_event` until `None` after whatever else was called.
 #[derive(Debug)]
 pub struct Connection {
-    /// For its timer, commands and counters: posting and polling go through the connection, which makes each message's headers.
+    /// For its timer and commands: posting and polling go through the connection, which makes each message's headers.
     pub requester: Requester<Packet>,
     pub responder: Responder,
     /// Request packets that were polled, resent ones included.

@@ -12,8 +12,11 @@ mod host;
 mod on_wire;
 mod pair;
 
-use crate::packet::Outgoing;
-use crate::{Now, PacketTransmit, Requester, Responder};
+use crate::packet::{Aeth, Outgoing, Syndrome};
+use crate::{Completion, Content, Now, Packet, PacketTransmit, PostedMessage, Requester, Responder, Ticket};
+
+/// The path MTUs that exist, in bytes.
+pub const PATH_MTU_BYTES: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
 pub use connection::{Arrival, Connection, Event, WorkRequest};
 pub use end::End;
@@ -29,6 +32,26 @@ impl Requester {
         let transmit = self.next_packet(self.config().path_mtu_bytes)?;
         self.sent_packet(now, &transmit, transmit.fragment.length);
         Some(transmit)
+    }
+
+    /// As [`Requester::post_with`], without anything of the caller's.
+    pub fn post(&mut self, message: PostedMessage) -> Ticket {
+        self.post_with(message, ())
+    }
+
+    /// As [`Requester::poll_completed`].
+    pub fn poll_completion(&mut self) -> Option<Completion> {
+        self.poll_completed().map(|(completion, ())| completion)
+    }
+}
+
+impl Packet {
+    /// Whether it refuses something, for good or for now.
+    pub const fn is_nak(&self) -> bool {
+        matches!(
+            self.content,
+            Content::Acknowledge(Aeth { syndrome: Syndrome::Nak(_) | Syndrome::RnrNak { .. }, .. })
+        )
     }
 }
 

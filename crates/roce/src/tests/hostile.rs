@@ -7,10 +7,11 @@ use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 
 use super::described::{ACK, Request, answer, found, nak, next_answer, rnr};
+use crate::packet::{Aeth, Syndrome};
 use crate::{
     Access, Content, DropReason, Fragment, NakCode, Now, Opcode, Outcome, Packet, Position, PostedMessage,
     Psn, Receive, Region, RegionError, ReplyVerdict, Requester, RequesterConfig, Resources, Responder,
-    ResponderConfig, ResponderCounters, ServiceType, Verdict, Work,
+    ResponderConfig, ServiceType, Verdict, Work,
 };
 
 /// A device that says yes or no at random, but never to more than it was asked.
@@ -208,14 +209,14 @@ struct Reached {
 }
 
 impl Reached {
-    fn add(&mut self, counters: &ResponderCounters) {
-        for reason in DropReason::ALL {
-            self.dropped[reason as usize] += counters.dropped(reason);
+    fn add(&mut self, answer: &Packet) {
+        let Content::Acknowledge(Aeth { syndrome, .. }) = answer.content else { return };
+        match syndrome {
+            Syndrome::Ack => {}
+            Syndrome::RnrNak { .. } => self.rnr_naks += 1,
+            Syndrome::Nak(NakCode::PsnSequence) => self.sequence_errors += 1,
+            Syndrome::Nak(_) => self.fatal_naks += 1,
         }
-        self.duplicates += counters.duplicates;
-        self.sequence_errors += counters.sequence_errors;
-        self.rnr_naks += counters.rnr_naks;
-        self.fatal_naks += counters.fatal_naks;
     }
 }
 
@@ -258,8 +259,11 @@ fn attack_with(attack: &Attack, reached: &mut Reached) -> Result<(), TestCaseErr
         let verdict = responder.handle_packet(&request.packet(path_mtu_bytes), &mut device);
         let is_new = responder.counters().messages > messages;
         reached.executed[request.opcode as usize] += u64::from(verdict == Verdict::Answered && is_new);
-        if verdict == Verdict::Dropped(DropReason::Busy) && outcome > 10 {
-            responder.executed(Outcome::Done);
+        if let Verdict::Dropped(reason) = verdict {
+            reached.dropped[reason as usize] += 1;
+            if reason == DropReason::Busy && outcome > 10 {
+                responder.executed(Outcome::Done);
+            }
         }
         if let Verdict::Execute(work) = verdict {
             check_work(&request, &work, access)?;
@@ -273,17 +277,18 @@ fn attack_with(attack: &Attack, reached: &mut Reached) -> Result<(), TestCaseErr
             }
         }
         if poll {
-            let replies = std::iter::from_fn(|| next_answer(&mut responder)).count();
+            let replies = std::iter::from_fn(|| next_answer(&mut responder));
+            let replies = replies.inspect(|answer| reached.add(&answer.packet)).count();
             prop_assert!(replies <= 2 * usize::from(max_dest_rd_atomic) + 2, "{} replies", replies);
             while responder.poll_event().is_some() {}
         }
         // A QP in error stays so; the attack goes on with the next.
         if responder.is_failed() && outcome > 3 {
-            reached.add(responder.counters());
+            reached.duplicates += responder.counters().duplicates;
             responder = Responder::new(config);
         }
     }
-    reached.add(responder.counters());
+    reached.duplicates += responder.counters().duplicates;
     Ok(())
 }
 

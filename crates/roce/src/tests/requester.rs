@@ -183,7 +183,6 @@ fn retry_exceeded_comes_exactly_after_the_configured_time_outs() {
         assert_eq!(now, Now(50 + TIMEOUT_NS * (u64::from(retry_count) + 1)));
         assert_eq!(ended(&mut requester), [(0, Status::RetryExceeded), (1, Flushed)]);
         assert_eq!(requester.poll_timeout(), None);
-        assert_eq!(requester.counters().timeouts, u64::from(retry_count) + 1);
     }
 }
 
@@ -221,7 +220,7 @@ fn a_lossless_link_can_hold_the_timer() {
     sent(&mut requester, 0);
     requester.hold_timer(Now(TIMEOUT_NS - 1));
     requester.handle_timeout(Now(TIMEOUT_NS));
-    assert_eq!(requester.counters().timeouts, 0);
+    assert_eq!(sent(&mut requester, TIMEOUT_NS), [], "nothing goes again");
     assert_eq!(requester.poll_timeout(), Some(Now(2 * TIMEOUT_NS - 1)));
 }
 
@@ -279,7 +278,6 @@ fn a_loss_is_repaired_once_however_often_it_is_naked() {
     assert_eq!(resent(&mut requester, 2), [8, 9, 10].map(|psn| (psn, true)));
     assert_eq!(take(&mut requester, 3, &reply(10, SEQUENCE)), ReplyVerdict::Resend, "another loss");
     assert_eq!(resent(&mut requester, 4), [(10, true)]);
-    assert_eq!(requester.counters().sequence_naks, 2);
 }
 
 /// IBTA §9.7.6: a sequence NAK takes a retry as a time-out does, or a peer that only ever NAKs would keep a queue alive.

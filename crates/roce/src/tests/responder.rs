@@ -272,7 +272,6 @@ fn no_receive_gives_one_rnr_nak_and_then_silence_until_that_message_comes_again(
         "rnr9/12",
         "a write with immediate takes one too"
     );
-    assert_eq!(scene.responder.counters().rnr_naks, 3);
 }
 
 #[test]
@@ -386,8 +385,6 @@ fn a_region_that_went_away_between_two_fragments_is_a_remote_access_error() {
             scene.outcome = Outcome::Revoked;
             assert_eq!(scene.take(&part(whole, 1024, length)), answer, "{service:?}");
             assert_eq!(scene.responder.is_failed(), failed, "{service:?}");
-            let counted = scene.responder.counters().dropped(DropReason::RemoteAccess);
-            assert_eq!(counted, u64::from(!failed), "{service:?}: a silent service counts it");
         }
     }
 }
@@ -496,7 +493,6 @@ fn a_request_of_another_service_is_dropped() {
     let write = request(Opcode::Write, 7);
     let mut scene = scene(ServiceType::Rc, &[]);
     assert_eq!(scene.take(&Request { service: ServiceType::Uc, ..write }), "drop:WrongService");
-    assert_eq!(scene.responder.counters().dropped(DropReason::WrongService), 1);
 }
 
 #[test]
@@ -563,5 +559,4 @@ fn replays_waiting_for_the_link_are_bounded_by_the_responder_resources() {
     let parts: Vec<_> = (1..=4).map(|packets| sized(Opcode::Read, 7, packets * MTU)).collect();
     let replies = replies_after(&mut scene, &parts);
     assert_eq!(replies, "read@0+1024 data7 read@0+2048 data8");
-    assert_eq!(scene.responder.counters().dropped(DropReason::UnknownDuplicate), 2);
 }

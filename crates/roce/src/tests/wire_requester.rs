@@ -163,11 +163,10 @@ fn rnr_retries_are_counted_apart_and_end_in_their_own_error() {
     // The receive is missed by the last packet; progress of the first does not count for it twice.
     for _ in 0..=2 {
         sends(&mut requester, Now(0));
-        reply(&mut requester, 1, rnr(1));
+        assert_ne!(reply(&mut requester, 1, rnr(1)), ReplyVerdict::Ignored);
         requester.handle_timeout(Now(10_000));
     }
     assert_eq!(statuses(&mut requester), [Status::RnrRetryExceeded]);
-    assert_eq!(requester.counters().rnr_naks, 3);
 }
 
 #[test]
@@ -236,7 +235,6 @@ fn an_acknowledgement_past_a_read_or_an_atomic_says_that_its_response_is_lost() 
         assert_eq!(sends(&mut requester, Now(0)), before, "{name}");
         assert_eq!(reply(&mut requester, ack, ACK), ReplyVerdict::Resend, "{name}");
         assert_eq!(sends(&mut requester, Now(0)), again, "{name}: as it was");
-        assert_eq!(requester.counters().implied_naks, 1, "{name}");
     }
 }
 

@@ -4,18 +4,27 @@
 //! or a PSN expected is the engine's. Padding is written as zeroes, and not looked at when it comes in.
 
 use super::bytes::put;
-use super::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeaderSet, Ieth, ImmDt, PacketOpcode, Reth, WireError, icrc,
-};
+use super::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, PacketOpcode, Reth, WireError, icrc};
 
 /// Payload of one packet at most: the largest path MTU.
 pub const MAX_PAYLOAD_BYTES: usize = 4096;
 
 pub const MAX_HEADER_BYTES: usize = Bth::BYTES + AtomicEth::BYTES;
 
-/// Declares the headers of each [`HeaderSet`], in the order they are written.
+/// Declares which sets of extended headers there are, and the headers of each in the order they are written.
 macro_rules! extended {
     ($($(#[$doc:meta])* $set:ident $(($one:ident: $first:ident $(, $other:ident: $second:ident)?))?;)*) => {
+        /// Which extended headers a packet has.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum HeaderSet { $($set,)* }
+
+        impl HeaderSet {
+            /// Bytes of these headers together.
+            pub const fn bytes(self) -> usize {
+                match self { $(Self::$set => 0 $(+ $first::BYTES $(+ $second::BYTES)?)?,)* }
+            }
+        }
+
         /// Extended headers, by [`HeaderSet`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Extended { $($(#[$doc])* $set $(($first $(, $second)?))?,)* }

@@ -149,25 +149,12 @@ layouts! {
     ucm_create_id = "struct rdma_ucm_create_id", 24 { uid at 0, response at 8, ps at 16, qp_type at 18 }
     /// DESTROY_ID, and LEAVE_MCAST.
     ucm_destroy_id = "struct rdma_ucm_destroy_id", 16 { response at 0, id at 8 }
-    ucm_bind_ip = "struct rdma_ucm_bind_ip", 40 { addr at 8, id at 36 }
     ucm_bind = "struct rdma_ucm_bind", 136 { id at 0, addr_size at 4, reserved at 6, addr at 8 }
-    ucm_resolve_ip = "struct rdma_ucm_resolve_ip", 64 { src("src_addr") at 0, dst("dst_addr") at 28, id at 56 }
     ucm_resolve_addr = "struct rdma_ucm_resolve_addr", 272 {
         id at 0, src_size at 8, dst_size at 10, reserved at 12, src("src_addr") at 16, dst("dst_addr") at 144,
     }
     ucm_resolve_route = "struct rdma_ucm_resolve_route", 8 { id at 0, timeout_ms at 4 }
-    /// QUERY_ROUTE and QUERY.
     ucm_query = "struct rdma_ucm_query", 16 { response at 0, id at 8, option at 12 }
-    /// A path, in an answer to QUERY_ROUTE.
-    user_path_rec = "struct ib_user_path_rec", 64 {
-        dgid at 0, sgid at 16, dlid at 32, slid at 34, flow_label at 40, reversible at 44, mtu at 48, pkey at 52, hop_limit at 54,
-        traffic_class at 55, numb_path at 56, mtu_selector at 58, rate_selector at 59, rate at 60,
-        life_time_selector("packet_life_time_selector") at 61, life_time("packet_life_time") at 62,
-    }
-    ucm_query_route_resp = "struct rdma_ucm_query_route_resp", 208 {
-        node_guid at 0, ib_route at 8, src("src_addr") at 136, dst("dst_addr") at 164, num_paths at 192, port_num at 196,
-        ibdev_index at 200,
-    }
     /// Answer to QUERY for addresses and GIDs.
     ucm_query_addr_resp = "struct rdma_ucm_query_addr_resp", 280 {
         node_guid at 0, port_num at 8, pkey at 10, src_size at 12, dst_size at 14, src("src_addr") at 16, dst("dst_addr") at 144,
@@ -198,7 +185,6 @@ layouts! {
     }
     ucm_set_option = "struct rdma_ucm_set_option", 24 { optval at 0, id at 8, level at 12, optname at 16, optlen at 20 }
     ucm_migrate_id = "struct rdma_ucm_migrate_id", 16 { response at 0, id at 8, fd at 12 }
-    ucm_join_ip_mcast = "struct rdma_ucm_join_ip_mcast", 48 { id at 44 }
     ucm_join_mcast = "struct rdma_ucm_join_mcast", 152 { id at 16 }
     /// Attributes of a QP, the answer to INIT_QP_ATTR.
     uverbs_qp_attr = "struct ib_uverbs_qp_attr", 144 {

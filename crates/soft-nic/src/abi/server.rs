@@ -20,7 +20,7 @@ use super::events::Events;
 use super::layout::Reader;
 use crate::config::Config;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
-use crate::os::{DevicePages, UarPage, locked};
+use crate::os::{DevicePages, locked};
 use crate::sysfs::Machine;
 
 #[derive(Debug, Default)]
@@ -28,7 +28,8 @@ pub struct OpenFile {
     pub device: u8,
     /// The device's context, once GET_CONTEXT made it.
     pub context: Option<ContextId>,
-    pub uars: BTreeMap<u32, Arc<UarPage>>,
+    /// Where UAR pages lie in the file of pages, by their handles.
+    pub uars: BTreeMap<u32, u64>,
     /// What CQs hold of their completion channels, by the CQ's handle.
     pub cq_channels: BTreeMap<u32, Arc<()>>,
     /// What lies beneath regions, by their handles.

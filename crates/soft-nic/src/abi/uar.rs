@@ -4,11 +4,8 @@
 //! `enum mlx5_ib_mmap_cmd` that remain are the two clock pages; the others are refused as a kernel refuses a command
 //! that it does not know.
 
-use std::sync::Arc;
-
 use mlx5_device::UarKind;
 use mlx5_device::command::refuse_if;
-use mlx5_device::memory::Registers;
 use mlx5_device::{Answer, Commands};
 
 use super::attributes::{Kind, kernel, must, out, specs};
@@ -27,35 +24,23 @@ specs! {
     }
 }
 
-/// The NIC's hold on a page that the open file holds too, for `mmap`.
-struct SharedPage(Arc<UarPage>);
-
-impl Registers for SharedPage {
-    fn take(&self, offset: usize) -> Option<[u8; 8]> {
-        self.0.take(offset)
-    }
-
-    fn any(&self, offsets: &[usize]) -> bool {
-        self.0.any(offsets)
-    }
-}
-
 /// UAR.ALLOC: type 0 is a BlueFlame page, 1 a page for doorbells only.
 pub(super) fn alloc<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, command) = (call.context()?, call.command);
     let kind = command.number(TYPE).unwrap_or(0);
     refuse_if!(kind > 1, EOPNOTSUPP, "UAR.ALLOC: type {kind}");
-    let memory = UarPage::new(&call.server.pages).map(Arc::new).map_err(|error| kernel(&error))?;
+    let page = UarPage::new(&call.server.pages).map_err(|error| kernel(&error))?;
+    let offset = page.offset();
     let kind = if kind == 0 { UarKind::BlueFlame } else { UarKind::NonCached };
-    let made = call.nic()?.alloc_uar(context, kind, Box::new(SharedPage(memory.clone())))?;
+    let made = call.nic()?.alloc_uar(context, kind, Box::new(page))?;
     let write = || {
-        command.write(MMAP_OFFSET, &memory.offset().to_ne_bytes())?;
+        command.write(MMAP_OFFSET, &offset.to_ne_bytes())?;
         command.write(MMAP_LENGTH, &(PAGE as u32).to_ne_bytes())?;
         command.write(PAGE_ID, &made.number.to_ne_bytes())?;
         command.give(HANDLE, u64::from(made.handle))
     };
     call.server.or_undo(write, |nic| nic.free_uar(context, made.handle))?;
-    call.file.uars.insert(made.handle, memory);
+    call.file.uars.insert(made.handle, offset);
     Ok(())
 }
 
@@ -82,7 +67,7 @@ pub fn mapping(file: &OpenFile, offset: u64, length: usize) -> Answer<Mapping> {
     if offset == offset_of(MMAP_CORE_CLOCK) || offset == offset_of(MMAP_CLOCK_INFO) {
         return Ok(Mapping::Clock);
     }
-    let found = file.uars.values().any(|uar| uar.offset() == offset);
+    let found = file.uars.values().any(|uar| *uar == offset);
     refuse_if!(!found, EINVAL, "mmap at {offset:#x}: there is no page of this open file");
     Ok(Mapping::Uar)
 }

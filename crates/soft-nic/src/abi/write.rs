@@ -3,7 +3,8 @@
 //!
 //! Numbers and sizes as in `rdma/ib_user_verbs.h`; the errnos as in Linux `uverbs_std_types_device.c`
 //! (`UVERBS_METHOD_INVOKE_WRITE`): too short an input or output is `ENOSPC`, an unknown command `EOPNOTSUPP`. The `write`
-//! system call itself is never needed: libibverbs asks first (command 1 without input) and takes `ENOSPC` for yes.
+//! system call itself is never needed: libibverbs asks first (command 1 without input) and takes `ENOSPC` for yes. Left out: commands
+//! whose method libibverbs calls first, to create or destroy an object; they would follow where there is no such method.
 
 use mlx5_device::command::{CommandError, refuse_if};
 use mlx5_device::{Answer, Commands};

@@ -70,19 +70,16 @@ impl Address {
         out
     }
 
-    /// A `struct sockaddr_ib` with this GID, P_Key and service id.
-    pub fn ib(gid: Gid, service: u64) -> [u8; STORAGE_BYTES] {
-        let mut out = [0; STORAGE_BYTES];
+    /// A `struct sockaddr_ib` with this GID and service id, of the default partition.
+    pub fn ib(gid: Gid, service: u64) -> Address {
+        let mut out = [0; 48];
         out[..2].copy_from_slice(&AF_IB.to_ne_bytes());
         out[2..4].copy_from_slice(&0xffff_u16.to_be_bytes());
         out[8..24].copy_from_slice(&gid.0);
         out[24..32].copy_from_slice(&service.to_be_bytes());
         out[32..40].copy_from_slice(&u64::MAX.to_be_bytes());
-        out
+        Address::Ib(out)
     }
-
-    /// Bytes of what [`Address::ib`] writes.
-    pub const IB_BYTES: u16 = 48;
 
     pub fn port(&self) -> u16 {
         if let Address::Ip(address) = self { address.port() } else { 0 }
@@ -137,7 +134,7 @@ mod tests {
         let read = Address::read(&v6).unwrap();
         assert_eq!((read.port(), read.size(), read.gid().unwrap().0[0]), (80, 28, 0xfe));
         assert_eq!(read.write()[..28], v6);
-        let ib = Address::read(&Address::ib(Gid([0; 16]), 0x0106_0000)).unwrap();
+        let ib = Address::read(&Address::ib(Gid([0; 16]), 0x0106_0000).write()).unwrap();
         assert_eq!((ib.size(), ib.is_any(), ib.gid()), (48, true, None));
     }
 

@@ -15,12 +15,12 @@ use crate::abi::layout::{Reader, ucm_event_resp, ucm_hdr};
 /// The longest command, ACCEPT, with room to spare: what a newer library adds behind is not looked at.
 const MAX_COMMAND: usize = 512;
 
-/// Name, by command number; empty: a kernel has none either.
+/// Name, by command number. Empty: GET_OPTION, which no kernel has, and BIND_IP, RESOLVE_IP, QUERY_ROUTE and JOIN_IP_MCAST, which
+/// librdmacm sends to a kernel that has no BIND, RESOLVE_ADDR, QUERY and JOIN_MCAST: it binds an `AF_IB` address first to learn that.
 #[rustfmt::skip]
 const NAMES: [&str; 23] = [
-    "CREATE_ID", "DESTROY_ID", "BIND_IP", "RESOLVE_IP", "RESOLVE_ROUTE", "QUERY_ROUTE", "CONNECT", "LISTEN", "ACCEPT",
-    "REJECT", "DISCONNECT", "INIT_QP_ATTR", "GET_EVENT", "", "SET_OPTION", "NOTIFY", "JOIN_IP_MCAST", "LEAVE_MCAST",
-    "MIGRATE_ID", "QUERY", "BIND", "RESOLVE_ADDR", "JOIN_MCAST",
+    "CREATE_ID", "DESTROY_ID", "", "", "RESOLVE_ROUTE", "", "CONNECT", "LISTEN", "ACCEPT", "REJECT", "DISCONNECT", "INIT_QP_ATTR",
+    "GET_EVENT", "", "SET_OPTION", "NOTIFY", "", "LEAVE_MCAST", "MIGRATE_ID", "QUERY", "BIND", "RESOLVE_ADDR", "JOIN_MCAST",
 ];
 const GET_EVENT: u32 = 12;
 
@@ -50,7 +50,7 @@ pub struct CallContext<'a> {
 impl Call {
     /// Copies what the program writes.
     ///
-    /// Errors: `EFAULT`; `EINVAL` for lengths that do not fit and unknown commands; `ENOSYS` for one that no kernel has.
+    /// Errors: `EFAULT`; `EINVAL` for lengths that do not fit and unknown commands; `ENOSYS` for one that there is not.
     pub fn read(memory: &dyn Memory, address: u64, len: usize) -> Answer<Call> {
         refuse_if!(len < ucm_hdr::SIZE, EINVAL, "{len} bytes, a command has a header of 8");
         let mut bytes = vec![0; len.min(ucm_hdr::SIZE + MAX_COMMAND)];
@@ -107,14 +107,6 @@ impl Call {
     pub fn check_get_event(&self) -> Answer<()> {
         // A library before ECE has no room for what was added then.
         self.need_room(ucm_event_resp::reserved)
-    }
-
-    /// An address in the room of a `struct sockaddr_in6`.
-    pub(super) fn sockaddr_in6(&self, at: usize) -> Answer<Address> {
-        let room: [u8; 28] = self.fields().array(at);
-        Address::read(&room)
-            .filter(|address| !matches!(address, Address::Ib(_)))
-            .ok_or_else(|| refusal!(EINVAL, "{}: no IP address", self.name))
     }
 
     /// An address that says how long it is.

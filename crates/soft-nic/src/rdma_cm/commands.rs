@@ -13,9 +13,8 @@ use super::query;
 use super::queue::{Queued, event};
 use crate::abi::attributes::fault;
 use crate::abi::layout::{
-    ucm_accept, ucm_bind, ucm_bind_ip, ucm_connect, ucm_create_id, ucm_destroy_id, ucm_join_ip_mcast,
-    ucm_join_mcast, ucm_listen, ucm_migrate_id, ucm_notify, ucm_reject, ucm_resolve_addr, ucm_resolve_ip,
-    ucm_resolve_route, ucm_set_option,
+    ucm_accept, ucm_bind, ucm_connect, ucm_create_id, ucm_destroy_id, ucm_join_mcast, ucm_listen,
+    ucm_migrate_id, ucm_notify, ucm_reject, ucm_resolve_addr, ucm_resolve_route, ucm_set_option,
 };
 
 /// Longest value of an option that is looked at.
@@ -30,10 +29,7 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
     match call.command {
         0 => create_id(call, ids, context),
         1 => destroy_id(call, ids, context),
-        2 | 20 => bind(call, ids, context),
-        3 | 21 => resolve_addr(call, ids, context),
         4 => resolve_route(call, ids, context),
-        5 => query::route(call, ids, context),
         6 => {
             let id = fields.u32(ucm_connect::id);
             let param = ConnParam::read(fields.0);
@@ -54,14 +50,15 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
                 _ => Ok(()),
             }
         }
-        16 | 22 => {
-            let at = if call.command == 16 { ucm_join_ip_mcast::id } else { ucm_join_mcast::id };
-            ids.id_with_device(file, fields.u32(at))?;
-            Err(refusal!(ENOSYS, "no multicast on these devices"))
-        }
         17 => Err(refusal!(ENOENT, "no group was joined")),
         18 => migrate_id(call, ids, context),
         19 => query::query(call, ids, context),
+        20 => bind(call, ids, context),
+        21 => resolve_addr(call, ids, context),
+        22 => {
+            ids.id_with_device(file, fields.u32(ucm_join_mcast::id))?;
+            Err(refusal!(ENOSYS, "no multicast on these devices"))
+        }
         other => Err(refusal!(ENOSYS, "command {other}")),
     }
 }
@@ -78,42 +75,24 @@ fn accept(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     Ok(())
 }
 
-/// BIND_IP and BIND.
 fn bind(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    use ucm_bind as at;
     let fields = call.fields();
-    let (number, address) = if call.command == 2 {
-        use ucm_bind_ip as at;
-        (fields.u32(at::id), call.sockaddr_in6(at::addr)?)
-    } else {
-        use ucm_bind as at;
-        let address = call.sized(at::addr, fields.u16(at::addr_size))?;
-        refuse_if!(fields.u16(at::reserved) != 0, EINVAL, "BIND: the reserved word is not zero");
-        (fields.u32(at::id), address)
-    };
-    ids.bind(context.file, number, address)
+    let address = call.sized(at::addr, fields.u16(at::addr_size))?;
+    refuse_if!(fields.u16(at::reserved) != 0, EINVAL, "BIND: the reserved word is not zero");
+    ids.bind(context.file, fields.u32(at::id), address)
 }
 
-/// RESOLVE_IP and RESOLVE_ADDR.
 fn resolve_addr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
+    use ucm_resolve_addr as at;
     let fields = call.fields();
-    let (number, source, destination) = if call.command == 3 {
-        use ucm_resolve_ip as at;
-        let source = match fields.u16(at::src) {
-            0 => Address::None,
-            _ => call.sockaddr_in6(at::src)?,
-        };
-        (fields.u32(at::id), source, call.sockaddr_in6(at::dst)?)
-    } else {
-        use ucm_resolve_addr as at;
-        let source = match fields.u16(at::src_size) {
-            0 => Address::None,
-            size => call.sized(at::src, size)?,
-        };
-        let destination = call.sized(at::dst, fields.u16(at::dst_size))?;
-        refuse_if!(fields.u32(at::reserved) != 0, EINVAL, "RESOLVE_ADDR: the reserved word is not zero");
-        (fields.u32(at::id), source, destination)
+    let source = match fields.u16(at::src_size) {
+        0 => Address::None,
+        size => call.sized(at::src, size)?,
     };
-    ids.resolve_addr(context.file, number, source, destination)
+    let destination = call.sized(at::dst, fields.u16(at::dst_size))?;
+    refuse_if!(fields.u32(at::reserved) != 0, EINVAL, "RESOLVE_ADDR: the reserved word is not zero");
+    ids.resolve_addr(context.file, fields.u32(at::id), source, destination)
 }
 
 fn create_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {

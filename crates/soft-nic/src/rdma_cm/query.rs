@@ -1,4 +1,4 @@
-//! What a program is told of an id: addresses, GIDs, the path (`QUERY`, `QUERY_ROUTE`), a QP's attributes (`INIT_QP_ATTR`).
+//! What a program is told of an id: addresses, GIDs, the path (`QUERY`), a QP's attributes (`INIT_QP_ATTR`).
 //!
 //! Linux's `ucma.c` (`ucma_query_*`, `ucma_copy_iboe_route`) and, for a QP's attributes, `cm_init_qp_*_attr` of `cm.c`.
 
@@ -8,7 +8,6 @@ use mlx5_device::model::DeviceConfig;
 use roce::cm::{ConnectionId, State};
 use roce::qp_state::AttrMask;
 use roce::wire::bth::DEFAULT_PKEY;
-use roce::wire::cm::Path;
 
 use super::address::Address;
 use super::call::{Call, CallContext};
@@ -16,64 +15,13 @@ use super::connect::{UDP_QKEY, address_vector, life_time, path};
 use super::ids::{Id, Ids, Stage, qp_type, service_id, space};
 use crate::abi::layout::{
     Writer, path_rec_data, ucm_init_qp_attr, ucm_query, ucm_query_addr_resp, ucm_query_path_resp,
-    ucm_query_route_resp, user_path_rec, uverbs_qp_attr,
+    uverbs_qp_attr,
 };
 
 /// `IB_PATH_GMP`, `_PRIMARY`, `_BIDIRECTIONAL`.
 const PATH_FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 /// Selector «exactly».
 const EXACTLY: u8 = 2;
-
-/// Whether the id knows how to reach the other end.
-fn has_route(id: &Id) -> bool {
-    matches!(id.stage, Stage::RouteResolved | Stage::Connected | Stage::Disconnected)
-}
-
-/// Destination and source LID of a path; a kernel shows none of RoCE.
-fn lids(path: &Path) -> [u16; 2] {
-    [path.remote_lid, path.local_lid].map(|lid| if path.subnet_local { lid } else { 0 })
-}
-
-pub fn route(call: &Call, ids: &Ids, context: &CallContext<'_>) -> Answer<()> {
-    use ucm_query_route_resp as at;
-    call.need_room(at::ibdev_index)?;
-    let (number, response) = (call.fields().u32(ucm_query::id), call.fields().u64(ucm_query::response));
-    let id = ids.id(context.file, number)?;
-    let mut answer = Writer::<{ at::SIZE }>::new()
-        .bytes(at::src, &id.source.write()[..28])
-        .bytes(at::dst, &id.destination.write()[..28]);
-    if let Some(device) = ids.device(id) {
-        let path = path(&ids.devices, id, device);
-        let mut record = Writer::<{ user_path_rec::SIZE }>::new()
-            .bytes(user_path_rec::dgid, &path.remote_gid.0)
-            .bytes(user_path_rec::sgid, &path.local_gid.0)
-            .bytes(user_path_rec::pkey, &DEFAULT_PKEY.to_be_bytes());
-        if has_route(id) {
-            let [dlid, slid] = lids(&path);
-            record = record
-                .bytes(user_path_rec::dlid, &dlid.to_be_bytes())
-                .bytes(user_path_rec::slid, &slid.to_be_bytes())
-                .bytes(user_path_rec::flow_label, &path.flow_label.to_be_bytes())
-                .u32(user_path_rec::reversible, 1)
-                .u32(user_path_rec::mtu, device.mtu.into())
-                .u8(user_path_rec::hop_limit, path.hop_limit)
-                .u8(user_path_rec::traffic_class, path.traffic_class)
-                .u8(user_path_rec::numb_path, 1)
-                .u8(user_path_rec::mtu_selector, EXACTLY)
-                .u8(user_path_rec::rate_selector, EXACTLY)
-                .u8(user_path_rec::rate, path.rate)
-                .u8(user_path_rec::life_time_selector, EXACTLY)
-                .u8(user_path_rec::life_time, life_time(id));
-        }
-        answer = answer
-            .bytes(at::node_guid, &device.guid.to_be_bytes())
-            .bytes(at::ib_route, &record.finish())
-            .u32(at::num_paths, u32::from(has_route(id)))
-            .u8(at::port_num, device.port)
-            .u32(at::ibdev_index, device.index.into());
-    }
-    call.respond(context.memory, response, &answer.finish())
-}
 
 pub fn query(call: &Call, ids: &Ids, context: &CallContext<'_>) -> Answer<()> {
     let (number, response) = (call.fields().u32(ucm_query::id), call.fields().u64(ucm_query::response));
@@ -94,36 +42,28 @@ pub fn query(call: &Call, ids: &Ids, context: &CallContext<'_>) -> Answer<()> {
 /// Addresses as they are, or as GIDs.
 fn addresses(ids: &Ids, id: &Id, as_gids: bool) -> [u8; ucm_query_addr_resp::SIZE] {
     use ucm_query_addr_resp as at;
-    let mut answer = Writer::new();
-    if let Some(device) = ids.device(id) {
-        answer = answer
-            .bytes(at::node_guid, &device.guid.to_be_bytes())
-            .u8(at::port_num, device.port)
-            .bytes(at::pkey, &DEFAULT_PKEY.to_be_bytes())
-            .u32(at::ibdev_index, device.index.into());
-    }
-    if as_gids {
-        let [source, destination] =
-            [id.source, id.destination].map(|address| ids.gid_at(address).unwrap_or_default());
-        return answer
-            .bytes(at::pkey, &DEFAULT_PKEY.to_be_bytes())
-            .u16(at::src_size, Address::IB_BYTES)
-            .u16(at::dst_size, Address::IB_BYTES)
-            .bytes(at::src, &Address::ib(source, service_id(id.space, id.source)))
-            .bytes(at::dst, &Address::ib(destination, service_id(id.space, id.destination)))
-            .finish();
-    }
+    let [source, destination] = [id.source, id.destination].map(|address| match as_gids {
+        true => Address::ib(ids.gid_at(address).unwrap_or_default(), service_id(id.space, address)),
+        false => address,
+    });
+    let answer = Writer::new()
+        .u16(at::src_size, source.size() as u16)
+        .u16(at::dst_size, destination.size() as u16)
+        .bytes(at::src, &source.write())
+        .bytes(at::dst, &destination.write());
+    let Some(device) = ids.device(id) else { return answer.finish() };
     answer
-        .u16(at::src_size, id.source.size() as u16)
-        .u16(at::dst_size, id.destination.size() as u16)
-        .bytes(at::src, &id.source.write())
-        .bytes(at::dst, &id.destination.write())
+        .bytes(at::node_guid, &device.guid.to_be_bytes())
+        .u8(at::port_num, device.port)
+        .bytes(at::pkey, &DEFAULT_PKEY.to_be_bytes())
+        .u32(at::ibdev_index, device.index.into())
         .finish()
 }
 
 /// The one path, as the subnet administrator's 64-byte record (IBTA vol. 1 §15.2.5.16), when there is one and room for it.
 fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
-    let device = ids.device(id).filter(|_| has_route(id));
+    let has_route = matches!(id.stage, Stage::RouteResolved | Stage::Connected | Stage::Disconnected);
+    let device = ids.device(id).filter(|_| has_route);
     let count = u32::from(device.is_some());
     let mut answer = Writer::<{ ucm_query_path_resp::SIZE }>::new()
         .u32(ucm_query_path_resp::num_paths, count)
@@ -133,7 +73,9 @@ fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
         && room >= ucm_query_path_resp::SIZE + path_rec_data::SIZE
     {
         let path = path(&ids.devices, id, device);
-        let [dlid, slid] = lids(&path);
+        // A kernel shows no LIDs of RoCE.
+        let [dlid, slid] =
+            [path.remote_lid, path.local_lid].map(|lid| if path.subnet_local { lid } else { 0 });
         let selected = EXACTLY << 6;
         let record = Writer::<64>::new()
             .bytes(8, &path.remote_gid.0)

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::testing::{Arrival, Connection, Event, Rng, WorkRequest};
 use crate::{
-    Access, Fragment, GRH_BYTES, Now, Opcode, Outcome, Packet, PayloadSource, PostedMessage, Psn, Receive,
-    Region, RegionError, ReplyVerdict, RequesterConfig, Resources, ResponderConfig, ResponderEvent,
+    Access, DropReason, Fragment, GRH_BYTES, Now, Opcode, Outcome, Packet, PayloadSource, PostedMessage, Psn,
+    Receive, Region, RegionError, ReplyVerdict, RequesterConfig, Resources, ResponderConfig, ResponderEvent,
     SendWindow, ServiceType, Status, Ticket, Verdict, Work,
 };
 
@@ -219,22 +219,9 @@ impl End {
     /// Adds what this connection counted.
     pub(super) fn note_counters(&self, reached: &mut Reached) {
         let counters = self.connection.responder.counters();
-        for reason in crate::DropReason::ALL {
-            let dropped = counters.dropped(reason);
-            if dropped > 0 {
-                *reached.entry(format!("drop {reason:?}")).or_default() += dropped;
-            }
-        }
-        let requester = self.connection.requester.counters();
         for (name, many) in [
             ("duplicates answered", counters.duplicates),
-            ("gaps", counters.sequence_errors),
             ("messages executed", counters.messages),
-            ("sequence NAKs obeyed", requester.sequence_naks),
-            ("implied NAKs obeyed", requester.implied_naks),
-            ("RNR NAKs obeyed", requester.rnr_naks),
-            ("time-outs", requester.timeouts),
-            ("replies ignored", requester.ignored_replies),
             ("packets sent again", self.connection.retransmitted),
         ] {
             *reached.entry(name.into()).or_default() += many;
@@ -370,7 +357,9 @@ impl End {
             Arrival::Request(Verdict::Execute(work)) => {
                 if rng.below(100) == 0 {
                     // A device that hands over the next packet before it reports: held back by the engine.
-                    self.connection.handle_packet(now, packet, &mut self.process);
+                    let busy = self.connection.handle_packet(now, packet, &mut self.process);
+                    assert_eq!(busy, Arrival::Request(Verdict::Dropped(DropReason::Busy)));
+                    count(reached, "drop Busy");
                 }
                 let outcome = self.execute(work, payload, rng);
                 count(
@@ -384,7 +373,10 @@ impl End {
                 "executed"
             }
             Arrival::Request(Verdict::Answered) => "answered",
-            Arrival::Request(Verdict::Dropped(_)) => "dropped",
+            Arrival::Request(Verdict::Dropped(reason)) => {
+                count(reached, format!("drop {reason:?}"));
+                "dropped"
+            }
             Arrival::Reply(ReplyVerdict::Place { ticket, fragment }) => {
                 self.place(ticket, fragment, payload);
                 "READ response placed"

@@ -55,7 +55,7 @@ fn address_of(bench: &Bench) -> u64 {
 }
 
 #[test]
-fn a_dma_buf_is_mapped_and_registered_under_its_iova_until_it_is_deregistered_by_either_command() {
+fn a_dma_buf_is_mapped_and_registered_under_its_iova_until_it_is_deregistered() {
     let host = Host::new().unwrap();
     let deregistrations = [
         ("MR.DESTROY", Call::new(7, 1).handle(0, 5)),

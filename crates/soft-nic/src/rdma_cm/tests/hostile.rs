@@ -57,6 +57,12 @@ fn random_commands_are_answered_and_break_nothing() {
                     .copy_from_slice(&sockaddr(IP[round % 2], 7000 + (rng.next() % 4) as u16)[..8]);
             }
         }
+        // The length of such an address, of BIND and of RESOLVE_ADDR.
+        for at in [4, 8, 10] {
+            if rng.one_in(3) && body.len() >= at + 2 {
+                body[at..at + 2].copy_from_slice(&16_u16.to_ne_bytes());
+            }
+        }
         let room = if rng.one_in(4) { rng.next() as usize % 512 } else { 336 };
         match program.write(&bytes_of(command, room, &body)) {
             Ok(_) => done += 1,

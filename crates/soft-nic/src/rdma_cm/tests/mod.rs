@@ -250,16 +250,15 @@ impl Program {
     }
 
     pub fn bind(&mut self, id: u32, ip: [u8; 4], port: u16) -> i32 {
-        use ucm_bind_ip as at;
-        let body =
-            Writer::<{ at::SIZE }>::new().bytes(at::addr, &sockaddr(ip, port)).u32(at::id, id).finish();
-        self.run(2, &body)
+        use ucm_bind as at;
+        let body = Writer::<{ at::SIZE }>::new().u32(at::id, id).u16(at::addr_size, 16);
+        self.run(20, &body.bytes(at::addr, &sockaddr(ip, port)).finish())
     }
 
     pub fn resolve_addr(&mut self, id: u32, ip: [u8; 4], port: u16) -> i32 {
-        use ucm_resolve_ip as at;
-        let body = Writer::<{ at::SIZE }>::new().bytes(at::dst, &sockaddr(ip, port)).u32(at::id, id).finish();
-        self.run(3, &body)
+        use ucm_resolve_addr as at;
+        let body = Writer::<{ at::SIZE }>::new().u32(at::id, id).u16(at::dst_size, 16);
+        self.run(21, &body.bytes(at::dst, &sockaddr(ip, port)).finish())
     }
 
     pub fn resolve_route(&mut self, id: u32) -> i32 {
