@@ -4,7 +4,6 @@ use std::fmt;
 use std::panic::resume_unwind;
 
 use mlx5_device::memory::Fault;
-use mlx5_device::threads::ThreadTime;
 use roce::{Now, Packet};
 use serde::de::DeserializeOwned;
 
@@ -301,11 +300,6 @@ impl Replay {
         if let (Some(observer), Some((qpn, event))) = (&mut self.observer, event) {
             observer(self.now, qpn, event);
         }
-    }
-
-    pub fn threads(&mut self) -> Vec<ThreadTime> {
-        self.note(Tag::Threads, &());
-        self.value(Tag::Threads)
     }
 
     /// Bytes that the memory, or a message, gave.
