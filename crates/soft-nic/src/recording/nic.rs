@@ -240,7 +240,7 @@ commands! {
         fn alloc_pd(context: ContextId;) -> Answer<Created> = 5;
         fn dealloc_pd(context: ContextId, pd: Handle;) -> Answer<()> = 6;
         fn reg_mr(context: ContextId; command: RegMr) -> Answer<MrKeys> = 7;
-        fn rereg_mr(context: ContextId; command: ReregMr) -> Answer<MrKeys> = 8;
+        fn rereg_mr(context: ContextId, mr: Handle, flags: u32; command: RegMr) -> Answer<MrKeys> = 8;
         fn dereg_mr(context: ContextId, mr: Handle;) -> Answer<()> = 9;
         fn create_cq(context: ContextId; command: CreateCq) -> Answer<Created> = 10;
         fn resize_cq(context: ContextId, cq: Handle; command: ResizeCq) -> Answer<u32> = 11;
