@@ -119,8 +119,6 @@ defaults! {
         max_message_bytes: u32 = 1 << 30,
         /// Largest inline payload of a send WQE.
         max_inline_data: u32 = 956,
-        /// Largest send WQE: 63 units of 16 bytes.
-        max_send_descriptor_bytes: u32 = 1008,
         /// Largest receive WQE.
         max_recv_descriptor_bytes: u32 = 512,
     }
