@@ -238,7 +238,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let send_cq = self.contexts.find(id, ObjectKind::Cq, request.send_cq)?;
         let cqs = [send_cq, self.contexts.find(id, ObjectKind::Cq, request.recv_cq)?];
         let srq = request.srq.map(|handle| self.contexts.find(id, ObjectKind::Srq, handle)).transpose()?;
-        let srq = srq.and_then(|place| Some((place, core.srqs.get(place)?.pd)));
+        let srq = srq.and_then(|place| Some((place, core.srqs.table.get(place)?.pd)));
         // As `set_rq_size` of the driver: a QP with a shared queue has none of its own, whatever the command says.
         let request = &if srq.is_some() { request.without_receive_queue() } else { *request };
         qp::check_queues(&core.host.memory, request, &core.capabilities)?;
@@ -253,7 +253,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let (place, qpn, cap) = (made.sched.place, made.qpn, request.cap);
         self.pds.count_user(pd, 1);
         core.cqs.count_users(cqs, 1);
-        core.srqs.count_user(srq.map(|(place, _)| place), 1);
+        core.srqs.table.count_user(srq.map(|(place, _)| place), 1);
         core.uars.join(&mut self.qps, page, place);
         Ok(CreatedQp { handle: self.contexts.insert(id, ObjectKind::Qp, place)?, qpn, cap })
     }
@@ -286,7 +286,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         self.impairment.forget_qp(qp.qpn);
         self.pds.count_user(qp.pd, -1);
         core.cqs.count_users([qp.sq.cq, qp.rq.cq], -1);
-        core.srqs.count_user(qp.rq.srq, -1);
+        core.srqs.table.count_user(qp.rq.srq, -1);
         core.uars.leave(qp.sq.doorbell.page, place);
         Ok(qp.event_target.withdraw(&mut core.host))
     }

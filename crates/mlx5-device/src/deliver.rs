@@ -33,7 +33,7 @@ impl<M: Memory> Resources for QpResources<'_, M> {
 
     fn take_receive(&mut self) -> Option<Receive> {
         let Core { host, srqs, .. } = &mut *self.core;
-        match self.rq.srq.and_then(|place| srqs.get_mut(place)) {
+        match self.rq.srq.and_then(|place| srqs.table.get_mut(place)) {
             None => self.rq.take(&host.memory),
             Some(srq) => srq.take(&host.memory, &mut self.rq.pointers),
         }
