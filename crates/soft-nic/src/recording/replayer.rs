@@ -214,13 +214,11 @@ impl Replay {
 
     /// Why there is no answer, if there is none.
     pub fn failure<E: DeserializeOwned>(&mut self) -> Option<E> {
-        (self.peek() == Some(Tag::Failed)).then(|| self.value(Tag::Failed))
-    }
-
-    /// The next entry, which is of bytes: what was encoded.
-    fn value<T: DeserializeOwned>(&mut self, tag: Tag) -> T {
-        let bytes = self.take_bytes(tag);
-        postcard::from_bytes(&bytes).unwrap_or_else(|_| self.unreadable(tag))
+        if self.peek() != Some(Tag::Failed) {
+            return None;
+        }
+        let bytes = self.take_bytes(Tag::Failed);
+        Some(postcard::from_bytes(&bytes).unwrap_or_else(|_| self.unreadable(Tag::Failed)))
     }
 
     fn take_bytes(&mut self, tag: Tag) -> Vec<u8> {
