@@ -85,13 +85,10 @@ impl SendDoorbell {
         self.read.0 == record && self.disagreement.as_ref().is_some_and(|it| it.looks == LOOKS)
     }
 
-    /// Back to the state of a new queue; what was learned about registers stays.
-    pub(super) fn reset(&mut self) {
-        *self = SendDoorbell {
-            register: self.register,
-            noted: self.noted,
-            ..SendDoorbell::new(self.page, self.unchecked)
-        };
+    /// The doorbell of a queue that begins anew: what was learned about registers stays.
+    pub(super) fn anew(&self) -> SendDoorbell {
+        let SendDoorbell { page, register, unchecked, noted, .. } = *self;
+        SendDoorbell { register, noted, ..SendDoorbell::new(page, unchecked) }
     }
 
     /// A register write announced `next`. `fetched`: blocks executed so far; `posted`: what the record says now; both and
