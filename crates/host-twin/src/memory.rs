@@ -47,8 +47,8 @@ pub enum Kind {
 /// Pieces that wait at most: above it the oldest go to memory, as from a full buffer.
 const CAPACITY: usize = 512;
 
-/// How long a piece waits: so many times out of a hundred up to so many nanoseconds. Signals stay far below what the software
-/// NIC excuses between record and register (10 ms). Bytes may stay away until a NIC that had no core for a while has
+/// How long a piece waits: so many times out of a hundred up to so many nanoseconds. Signals stay far below the time that the
+/// software NIC gives between record and register (a second). Bytes may stay away until a NIC that had no core for a while has
 /// fetched their WQE: a kernel that is right loses nothing by that, since it publishes them before.
 const SIGNAL_DELAYS: [(u64, u64); 3] = [(40, 2_000), (40, 60_000), (20, 600_000)];
 const BYTES_DELAYS: [(u64, u64); 4] = [(40, 2_000), (30, 60_000), (20, 600_000), (10, LONGEST_NS)];

@@ -15,6 +15,7 @@ use super::qpn::slot_of;
 use super::qps::Qps;
 use super::route::Route;
 use super::send::PACKETS_AT_ONCE;
+use super::wire;
 use crate::carrier::{Carrier, Icrc, Payload, Sender, Unsent};
 use crate::memory::{Fault, Memory, Segment};
 
@@ -158,7 +159,8 @@ impl<M: Memory> Core<M> {
         }
         let sent = link.send_record(packet, mtu, &qp.path.address, payload)?;
         if region.is_some() {
-            self.ports.count_record(counters, port, mtu, packet, sent.carried, false);
+            let wire = wire::record_bytes(self.ports.link_layer, packet, sent.carried, mtu);
+            self.ports.count(counters, port, packet, (wire, sent.carried), false);
         }
         Ok(sent.carried)
     }

@@ -136,6 +136,7 @@ pub struct CreatedAh {
     pub dmac: [u8; 6],
 }
 
+/// What a region is, by `REG_MR`, or becomes, by `REREG_MR`.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct RegMr {
     /// First byte, in the application's address space.
@@ -149,24 +150,7 @@ pub struct RegMr {
     pub access: u32,
 }
 
-/// `REREG_MR`: only what `flags` names is meant.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct ReregMr {
-    pub mr: Handle,
-    /// `IB_MR_REREG_*` bits: what changes.
-    pub flags: u32,
-    /// First byte, in the application's address space.
-    pub start: u64,
-    /// Length in bytes.
-    pub length: u64,
-    /// Address by which work requests name `start`.
-    pub iova: u64,
-    pub pd: Handle,
-    /// `IBV_ACCESS_*` bits, unchecked.
-    pub access: u32,
-}
-
-/// Answer to [`RegMr`] and [`ReregMr`].
+/// Answer to `REG_MR` and `REREG_MR`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MrKeys {
     pub handle: Handle,

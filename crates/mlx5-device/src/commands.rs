@@ -42,7 +42,9 @@ pub trait Commands {
     /// where the card cannot change a region in place; this one always can. What was posted through the key before is dealt with
     /// as if the region had gone. A region with windows bound to it is in use: IBTA has none re-registered then. Whatever is
     /// refused leaves the region as it was.
-    fn rereg_mr(&mut self, context: ContextId, command: &ReregMr) -> Answer<MrKeys>;
+    ///
+    /// `flags` are `IB_MR_REREG_*` bits: what they do not name stays, whatever the command says of it.
+    fn rereg_mr(&mut self, context: ContextId, mr: Handle, flags: u32, command: &RegMr) -> Answer<MrKeys>;
     fn dereg_mr(&mut self, context: ContextId, mr: Handle) -> Answer<()>;
 
     /// Checks as `ib_uverbs_alloc_mw` of Linux: the domain, then the type.
@@ -142,17 +144,16 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         Ok(MrKeys { handle: self.contexts.insert(id, ObjectKind::Mr, key)?, lkey: key, rkey: key })
     }
 
-    fn rereg_mr(&mut self, id: ContextId, request: &ReregMr) -> Answer<MrKeys> {
-        mr::check_changes(request.flags)?;
-        let handle = request.mr;
+    fn rereg_mr(&mut self, id: ContextId, handle: Handle, flags: u32, request: &RegMr) -> Answer<MrKeys> {
+        mr::check_changes(flags)?;
         let key = self.contexts.find(id, ObjectKind::Mr, handle)?;
         let old = *self.core.mkeys.find(key).ok_or_else(|| CommandError::no_such("MR", handle))?;
         self.core.mkeys.check_unused(key, handle)?;
-        let pd = match request.flags & mr::change::PD {
+        let pd = match flags & mr::change::PD {
             0 => old.pd,
             _ => self.contexts.find(id, ObjectKind::Pd, request.pd)?,
         };
-        self.core.mkeys.replace(old.reregister(&self.core.host.memory, pd, request)?);
+        self.core.mkeys.replace(old.reregister(&self.core.host.memory, pd, flags, request)?);
         self.pds.count_user(old.pd, -1);
         self.pds.count_user(pd, 1);
         self.qps.revoke(key);
@@ -237,7 +238,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let send_cq = self.contexts.find(id, ObjectKind::Cq, request.send_cq)?;
         let cqs = [send_cq, self.contexts.find(id, ObjectKind::Cq, request.recv_cq)?];
         let srq = request.srq.map(|handle| self.contexts.find(id, ObjectKind::Srq, handle)).transpose()?;
-        let srq = srq.and_then(|place| Some((place, core.srqs.get(place)?.pd)));
+        let srq = srq.and_then(|place| Some((place, core.srqs.table.get(place)?.pd)));
         // As `set_rq_size` of the driver: a QP with a shared queue has none of its own, whatever the command says.
         let request = &if srq.is_some() { request.without_receive_queue() } else { *request };
         qp::check_queues(&core.host.memory, request, &core.capabilities)?;
@@ -252,7 +253,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         let (place, qpn, cap) = (made.sched.place, made.qpn, request.cap);
         self.pds.count_user(pd, 1);
         core.cqs.count_users(cqs, 1);
-        core.srqs.count_user(srq.map(|(place, _)| place), 1);
+        core.srqs.table.count_user(srq.map(|(place, _)| place), 1);
         core.uars.join(&mut self.qps, page, place);
         Ok(CreatedQp { handle: self.contexts.insert(id, ObjectKind::Qp, place)?, qpn, cap })
     }
@@ -285,7 +286,7 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
         self.impairment.forget_qp(qp.qpn);
         self.pds.count_user(qp.pd, -1);
         core.cqs.count_users([qp.sq.cq, qp.rq.cq], -1);
-        core.srqs.count_user(qp.rq.srq, -1);
+        core.srqs.table.count_user(qp.rq.srq, -1);
         core.uars.leave(qp.sq.doorbell.page, place);
         Ok(qp.event_target.withdraw(&mut core.host))
     }

@@ -5,9 +5,8 @@
 
 use roce::qp_state::QpState;
 use roce::{
-    Access, AsyncEvent, Atomic, Content, Fragment, GRH_BYTES, Opcode, Outcome, Packet, Receive,
-    ReceiveCompletion, Region, RegionError, Resources, ResponderCounters, ResponderEvent, ServiceType,
-    Verdict, Work, count,
+    Access, AsyncEvent, Atomic, Content, GRH_BYTES, Opcode, Outcome, Packet, Receive, ReceiveCompletion,
+    Region, RegionError, Resources, ResponderCounters, ResponderEvent, ServiceType, Verdict, Work, count,
 };
 
 use super::command::event_type;
@@ -34,7 +33,7 @@ impl<M: Memory> Resources for QpResources<'_, M> {
 
     fn take_receive(&mut self) -> Option<Receive> {
         let Core { host, srqs, .. } = &mut *self.core;
-        match self.rq.srq.and_then(|place| srqs.get_mut(place)) {
+        match self.rq.srq.and_then(|place| srqs.table.get_mut(place)) {
             None => self.rq.take(&host.memory),
             Some(srq) => srq.take(&host.memory, &mut self.rq.pointers),
         }
@@ -160,11 +159,12 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// Rights of the key for a message's later packet; `None`: what its first packet was granted is gone.
+    /// Rights of the key for a message's later packet; `None`: what its first packet was granted is gone. A card looks at the key
+    /// with every packet.
     fn rights_still(&self, qp: &Qp, region: &Region) -> Option<Access> {
-        let whole = Fragment { offset: 0, length: region.len as u32 };
-        let now = self.mkeys.grants_still(qp.pd, qp.qpn, region, whole, Access::REMOTE_WRITE);
-        now.map(|now| now.rights)
+        let Region { key, va, len, address, .. } = *region;
+        let now = self.mkeys.grant(key, qp.pd, qp.qpn, va, len, Access::REMOTE_WRITE).ok()?;
+        (now.address == address).then_some(now.rights)
     }
 
     /// Payload of a SEND into the receive in use, or into its CQE.

@@ -6,12 +6,9 @@
 //! before it from a NIC that polls, so there the record is executed, and the NIC says that it cannot check.
 //! Which register a queue rings is in no command: it is learned from the writes (two registers a page, `mlx5.c`; see `uar.rs`).
 
-use std::sync::Arc;
-
 use roce::Now;
 
 use crate::config::DoorbellOrder;
-use crate::threads::{ThreadTime, any_starved};
 
 /// While a queue's messages are outstanding, its page, or the record of one that is executed by record, is looked at so often at most.
 /// Each look takes the line from the program's core, where the next doorbell then waits for it.
@@ -20,16 +17,15 @@ pub const LOOK_NS: u64 = 500;
 /// A record that agrees with what was rung is read again after this time. Only a driver that forgets the register moves it alone.
 const RECORD_NS: u64 = 4_000;
 
-/// How long record and register may disagree: a driver stores one right after the other.
-pub const GRACE_NS: u64 = 10_000_000;
+/// A look that finds record and register in disagreement counts when this time has passed since the one that counted before.
+const APART_NS: u64 = 10_000_000;
 
-/// Between two looks at the program's threads. A poster that had no core from one to the other was taken off it between its
-/// two stores, or may have been: it gets another window.
-const WINDOW_NS: u64 = GRACE_NS / 2;
+/// How long record and register may disagree: a driver stores one right after the other, but may lose its core in between.
+pub const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Windows until the NIC stops excusing a queue: one second while the NIC itself has a core, which a machine with work for
-/// a hundred cores may need. Counted in windows, so that a process that was stopped for long is not accused for that.
-const MAX_WINDOWS: u32 = (1_000_000_000 / WINDOW_NS) as u32;
+/// Looks that count until a disagreement is reported. Not time alone: in a process that is stopped or has no core, the NIC's
+/// thread does not look either.
+pub(super) const LOOKS: u32 = (PATIENCE_NS / APART_NS) as u32;
 
 /// What a driver did wrong with its doorbells: what happened, and what would help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
@@ -66,9 +62,17 @@ pub(super) struct SendDoorbell {
     read: (u16, Now),
     refused: Option<u16>,
     disagreement: Option<Disagreement>,
-    reported: bool,
-    /// Record at which a violation was reported: nothing more happens until one of the two moves.
-    stuck_at: Option<u16>,
+}
+
+/// Record and register, while they disagree.
+#[derive(Debug, Clone)]
+struct Disagreement {
+    /// Looks that count, [`LOOKS`] at most: then it was reported.
+    looks: u32,
+    /// When the last one of them was, or the first look.
+    last: Now,
+    /// Meanwhile the page saw a write for a queue that is not there.
+    stray: bool,
 }
 
 impl SendDoorbell {
@@ -76,30 +80,21 @@ impl SendDoorbell {
         SendDoorbell { page, unchecked, ..SendDoorbell::default() }
     }
 
-    /// Notes the record at which a violation was reported.
-    pub(super) fn stuck(&mut self, record: Option<u16>) {
-        self.stuck_at = record;
-    }
-
-    /// Whether a violation was reported with the record as it is now, and no register was written since.
+    /// Whether a violation was reported, and the record is as it was read since: nothing happens until one of the two moves.
     pub(super) fn is_stuck(&self, record: u16) -> bool {
-        self.reported && self.stuck_at == Some(record)
+        self.read.0 == record && self.disagreement.as_ref().is_some_and(|it| it.looks == LOOKS)
     }
 
-    /// Back to the state of a new queue; what was learned about registers stays.
-    pub(super) fn reset(&mut self) {
-        *self = SendDoorbell {
-            register: self.register,
-            noted: self.noted,
-            ..SendDoorbell::new(self.page, self.unchecked)
-        };
+    /// The doorbell of a queue that begins anew: what was learned about registers stays.
+    pub(super) fn anew(&self) -> SendDoorbell {
+        let SendDoorbell { page, register, unchecked, noted, .. } = *self;
+        SendDoorbell { register, noted, ..SendDoorbell::new(page, unchecked) }
     }
 
     /// A register write announced `next`. `fetched`: blocks executed so far; `posted`: what the record says now; both and
     /// `next` are 16-bit counters, compared by their distance from `fetched`.
     pub(super) fn ring(&mut self, next: u16, fetched: u16, posted: u16, order: DoorbellOrder) {
         let distance = |to: u16| to.wrapping_sub(fetched);
-        self.stuck_at = None;
         if distance(next) <= distance(posted) {
             if distance(next) > distance(self.covered) || distance(self.covered) > 0x8000 {
                 self.covered = next;
@@ -146,85 +141,35 @@ impl SendDoorbell {
     /// Record and register agree: whatever was watched is over.
     pub(super) fn agrees(&mut self) {
         self.disagreement = None;
-        self.reported = false;
     }
 
-    /// Watches record and register disagree. Some: they have for [`GRACE_NS`] and no thread lacks a core, said once. `range`:
-    /// the record is beyond the ring, which no delay explains; `stray`: the page saw a write for a queue that is not there;
-    /// `look`: how the program's threads stand, asked for twice at least and only after half of the time.
-    pub(super) fn watch(
-        &mut self,
-        now: Now,
-        range: bool,
-        stray: bool,
-        look: impl FnOnce() -> Arc<[ThreadTime]>,
-    ) -> Option<Violation> {
-        let disagreement = self.disagreement.get_or_insert_with(|| Disagreement::new(now));
-        if self.reported || !(if range { disagreement.lasts(now) } else { disagreement.is_proven(now, look) })
-        {
+    /// Record and register disagree in this look. `stray`: the last write that the page saw was for a queue that is not there.
+    /// Returns the number of looks that count, if this is one of them and nothing was reported yet.
+    pub(super) fn disagrees(&mut self, now: Now, stray: bool) -> Option<u32> {
+        let first = Disagreement { looks: 0, last: now, stray };
+        let it = self.disagreement.get_or_insert(first);
+        it.stray |= stray;
+        if it.looks == LOOKS || now.0.saturating_sub(it.last.0) < APART_NS {
             return None;
         }
-        self.reported = true;
-        Some(match (range, self.refused) {
+        (it.looks, it.last) = (it.looks + 1, now);
+        Some(it.looks)
+    }
+
+    /// What is wrong while record and register disagree. `range`: the record is beyond the ring.
+    pub(super) fn violation(&self, range: bool) -> Violation {
+        let is_stray = self.disagreement.as_ref().is_some_and(|it| it.stray);
+        match (range, self.refused) {
             (true, _) => Violation::RecordRange,
             (_, Some(_)) => Violation::RecordLate,
-            _ if stray => Violation::WrongQpn,
+            _ if is_stray => Violation::WrongQpn,
             _ => Violation::Missing,
-        })
+        }
     }
 
-    /// Whether record and register were seen to disagree for [`GRACE_NS`], excused or not, and nothing was said yet.
-    pub(super) fn is_overdue(&self, now: Now) -> bool {
-        !self.reported && self.disagreement.as_ref().is_some_and(|disagreement| disagreement.lasts(now))
-    }
-
-    /// Whether record and register disagree now, so that the queue must be looked at again.
+    /// Whether record and register disagree and nothing was reported yet, so that the queue must be looked at again.
     pub(super) fn is_watched(&self) -> bool {
-        self.disagreement.is_some() && !self.reported
-    }
-}
-
-/// A record ahead of its register, until they agree again.
-#[derive(Debug, Clone)]
-struct Disagreement {
-    since: Now,
-    /// The last look at the program's threads.
-    seen: Option<(Now, Arc<[ThreadTime]>)>,
-    windows: u32,
-    /// No thread without a core was found. The registers were read before that look; they are read once more.
-    unexcused: Option<Now>,
-}
-
-impl Disagreement {
-    fn new(since: Now) -> Disagreement {
-        Disagreement { since, seen: None, windows: 0, unexcused: None }
-    }
-
-    fn lasts(&self, now: Now) -> bool {
-        now.0.saturating_sub(self.since.0) >= GRACE_NS
-    }
-
-    fn is_proven(&mut self, now: Now, look: impl FnOnce() -> Arc<[ThreadTime]>) -> bool {
-        if let Some(then) = self.unexcused {
-            return now > then;
-        }
-        let from = self.seen.as_ref().map_or(self.since, |(at, _)| *at);
-        if now.0.saturating_sub(from.0) < WINDOW_NS {
-            return false;
-        }
-        self.windows += 1;
-        let threads = look();
-        let excused = match &self.seen {
-            Some((_, before)) => self.windows < MAX_WINDOWS && any_starved(before, &threads),
-            // Half of the time has passed, or the NIC itself had no core: the window begins now.
-            None => true,
-        };
-        if excused {
-            self.seen = Some((now, threads));
-        } else {
-            self.unexcused = Some(now);
-        }
-        false
+        self.disagreement.as_ref().is_some_and(|it| it.looks < LOOKS)
     }
 }
 
@@ -269,26 +214,34 @@ mod tests {
         }
     }
 
-    fn nobody() -> Arc<[ThreadTime]> {
-        Arc::default()
+    /// The violation that is reported in a look at this time, if record and register disagree.
+    fn look(doorbell: &mut SendDoorbell, ms: u64, stray: bool) -> Option<Violation> {
+        let looks = doorbell.disagrees(Now(ms * MS), stray);
+        looks.filter(|looks| *looks == LOOKS).map(|_| doorbell.violation(false))
     }
 
     #[test]
-    fn disagreement_is_reported_once_and_after_ten_milliseconds() {
-        let mut doorbell = SendDoorbell::new(0, false);
-        let mut at = |ms: u64, agree| {
-            if agree {
+    fn a_disagreement_is_reported_once_after_a_hundred_looks_that_are_ten_milliseconds_apart() {
+        for (step, wanted) in [(1, 1000), (7, 1400), (10, 1000), (25, 2500), (60_000, 6_000_000)] {
+            let mut doorbell = SendDoorbell::default();
+            for start in [0, 100_000_000] {
+                let mut reported = (0..300_000).map(|look| start + look * step);
+                let reported = reported.by_ref().filter(|ms| look(&mut doorbell, *ms, false).is_some());
+                assert_eq!(reported.collect::<Vec<_>>(), [start + wanted], "a look each {step} ms");
                 doorbell.agrees();
-                return None;
             }
-            doorbell.watch(Now(ms * MS), false, false, nobody)
-        };
-        assert_eq!([at(0, false), at(5, false), at(9, false), at(10, true)], [None; 4], "it agreed in time");
-        assert_eq!([at(20, false), at(25, false), at(29, false), at(30, false)], [None; 4]);
-        assert_eq!(at(31, false), Some(Violation::Missing), "the registers were read once more");
-        assert_eq!(at(60, false), None, "once");
-        assert_eq!([at(70, true), at(71, false), at(76, false), at(81, false)], [None; 4]);
-        assert_eq!(at(82, false), Some(Violation::Missing), "a new incident");
+        }
+    }
+
+    #[test]
+    fn agreement_ends_a_disagreement() {
+        let mut doorbell = SendDoorbell::default();
+        for ms in 0..5000 {
+            if ms % 990 == 0 {
+                doorbell.agrees();
+            }
+            assert_eq!(look(&mut doorbell, ms, false), None, "{ms}");
+        }
     }
 
     #[test]
@@ -306,43 +259,47 @@ mod tests {
         assert_eq!([0, 499, 500].map(|ns| recent(true, 6, false, ns)), [Some(7), Some(7), None]);
         let mut watched = SendDoorbell::new(0, false);
         watched.note_record(0, Now(0));
-        assert_eq!(watched.watch(Now(0), false, false, nobody), None);
+        assert_eq!(look(&mut watched, 0, false), None);
         assert_eq!(watched.recent_record(Now(0), true), None, "record and register disagreed a moment ago");
     }
 
     #[test]
-    fn a_nic_without_a_core_accuses_nobody_before_it_looked_twice() {
-        let mut doorbell = SendDoorbell::new(0, false);
-        let mut at = |ms: u64| doorbell.watch(Now(ms * MS), false, false, nobody);
-        assert_eq!([at(0), at(5000), at(5004), at(5005)], [None; 4]);
-        assert_eq!(at(5006), Some(Violation::Missing));
-    }
-
-    #[test]
     fn each_record_that_is_covered_has_a_time_of_its_own() {
-        let mut doorbell = SendDoorbell::new(0, false);
+        let mut doorbell = SendDoorbell::default();
         // A poster that is always one ahead of what the NIC saw rung, because it posts all the time.
-        for ms in 0..50u16 {
+        for ms in 0..5000u16 {
             doorbell.ring(ms, ms.saturating_sub(1), ms + 1, DoorbellOrder::Strict);
-            let now = Now(u64::from(ms) * MS);
-            assert_eq!(doorbell.watch(now, false, false, nobody), None, "{ms}");
+            assert_eq!(look(&mut doorbell, ms.into(), false), None, "{ms}");
         }
-        let last = (50..70).filter_map(|ms| doorbell.watch(Now(ms * MS), false, false, nobody));
+        let last = (5000..9000).filter_map(|ms| look(&mut doorbell, ms, false));
         assert_eq!(last.count(), 1, "the last one was never rung");
     }
 
     #[test]
+    fn a_reported_queue_is_stuck_until_its_record_moves_or_its_register_covers_it() {
+        let mut doorbell = SendDoorbell::default();
+        doorbell.note_record(4, Now(0));
+        let reported = (0..=1000).filter(|ms| look(&mut doorbell, *ms, false).is_some()).count();
+        assert_eq!((reported, doorbell.is_watched()), (1, false));
+        assert_eq!([4, 5].map(|record| doorbell.is_stuck(record)), [true, false]);
+        doorbell.ring(2, 0, 4, DoorbellOrder::Strict);
+        assert!(!doorbell.is_stuck(4), "a register write covers a part of it");
+    }
+
+    #[test]
     fn the_kind_of_violation_is_named() {
-        for (refused, range, stray, wanted) in [
-            (None, false, false, Violation::Missing),
-            (None, false, true, Violation::WrongQpn),
-            (Some(3), false, false, Violation::RecordLate),
-            (None, true, true, Violation::RecordRange),
+        for (refused, range, strays, wanted) in [
+            (None, false, [false; 2], Violation::Missing),
+            (None, false, [true, false], Violation::WrongQpn),
+            (None, false, [false, true], Violation::WrongQpn),
+            (Some(3), false, [false; 2], Violation::RecordLate),
+            (None, true, [true; 2], Violation::RecordRange),
         ] {
-            let mut doorbell = SendDoorbell { refused, ..SendDoorbell::new(0, false) };
-            let mut at = |ms: u64| doorbell.watch(Now(ms * MS), range, stray, nobody);
-            let said: Vec<_> = (0..=11).filter_map(&mut at).collect();
-            assert_eq!(said, [wanted]);
+            let mut doorbell = SendDoorbell { refused, ..SendDoorbell::default() };
+            for (ms, stray) in strays.into_iter().enumerate() {
+                look(&mut doorbell, ms as u64, stray);
+            }
+            assert_eq!(doorbell.violation(range), wanted);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The device without I/O: rung doorbell → validated work → completion, above the interface to its host.
 //!
-//! [`Nic`] is the whole; one file an object, named as in the manual. [`memory`], [`threads`] and [`carrier`] are what it asks of the
-//! host: application memory is reached through [`memory::Memory`], peers through [`carrier::Carrier`]. Time is an argument, but for the
+//! [`Nic`] is the whole; one file an object, named as in the manual. [`memory`] and [`carrier`] are what it asks of the host:
+//! application memory is reached through [`memory::Memory`], peers through [`carrier::Carrier`]. Time is an argument, but for the
 //! clock of [`Nic::stamp_by`]. Names no socket, thread or clock of its own (INV-2), and nothing of how commands are encoded.
 
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
@@ -51,7 +51,6 @@ pub mod span;
 mod sq;
 mod srq;
 mod table;
-pub mod threads;
 mod token_bucket;
 mod uar;
 mod unreachable;

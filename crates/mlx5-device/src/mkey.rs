@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use roce::{Access, Fragment, Region, RegionError};
+use roce::{Access, Region, RegionError};
 
 use super::command::{Answer, CommandError, Handle};
 use super::mr::MemoryRegion;
@@ -154,20 +154,6 @@ impl Mkeys {
             window.ok_or(RegionError::UnknownKey { key: rkey })?.translate(pd, qpn, va, len, need)?
         };
         Ok(Region { key: rkey, va, len, address, rights: Access(rights) })
-    }
-
-    /// What a piece of what a request was granted is granted now; `None`: no longer what it was. A card looks at the key with every packet.
-    pub(super) fn grants_still(
-        &self,
-        pd: u32,
-        qpn: u32,
-        region: &Region,
-        piece: Fragment,
-        need: Access,
-    ) -> Option<Region> {
-        let va = region.va.wrapping_add(piece.offset.into());
-        let now = self.grant(region.key, pd, qpn, va, piece.length.into(), need).ok()?;
-        (now.address == region.address.wrapping_add(piece.offset.into())).then_some(now)
     }
 
     /// Whether a SEND to queue `qpn` may close the key: a type-2 window that the queue has bound. No region may be closed so:

@@ -15,48 +15,35 @@ pub const PCI_VENDOR: u16 = 0x15b3;
 /// The IEEE OUI that `ibv_query_device` gives as vendor.
 pub const VENDOR_OUI: u32 = 0x02c9;
 
-impl Model {
-    /// PCI device id, which is also `vendor_part_id`.
-    pub fn pci_device(self) -> u16 {
-        self.row().0
-    }
-
+/// What tells the cards of a family from others.
+pub struct Identity {
+    /// PCI device id, which is also `vendor_part_id`; `hca_type` is `MT` and this in decimal.
+    pub pci_device: u16,
     /// `fw_ver` as text.
-    pub fn firmware(self) -> &'static str {
-        self.row().1
-    }
-
+    pub firmware: &'static str,
     /// `board_id`: the PSID.
-    pub fn board_id(self) -> &'static str {
-        self.row().2
-    }
-
-    /// `hca_type` as sysfs shows it: `MT` and the device id in decimal.
-    pub fn hca_type(self) -> String {
-        format!("MT{}", self.pci_device())
-    }
-
+    pub board_id: &'static str,
     /// `active_speed` of a 4x link, IBTA PortInfo encoding (32 EDR, 64 HDR, 128 NDR).
-    pub fn active_speed(self) -> u8 {
-        self.row().3
-    }
+    pub active_speed: u8,
+}
 
+impl Model {
     /// Firmware version as the 64-bit number of `ib_uverbs_query_device_resp`: major, minor and sub-minor in 32, 16, 16 bits.
     pub fn firmware_number(self) -> u64 {
-        let mut parts = self.firmware().split('.').map(|p| p.parse::<u64>().unwrap_or(0));
+        let mut parts = self.identity().firmware.split('.').map(|p| p.parse::<u64>().unwrap_or(0));
         let mut next = || parts.next().unwrap_or(0);
         let (major, minor, sub) = (next(), next(), next());
         major << 32 | minor << 16 | sub
     }
 
-    /// PCI device id, firmware, PSID, speed.
-    fn row(self) -> (u16, &'static str, &'static str, u8) {
-        match self {
+    pub fn identity(self) -> Identity {
+        let (pci_device, firmware, board_id, active_speed) = match self {
             Model::ConnectX5 => (0x1017, "16.35.1012", "MT_0000000008", 32),
             Model::ConnectX6 => (0x101b, "20.35.1012", "MT_0000000223", 64),
             Model::ConnectX6Dx => (0x101d, "22.35.1012", "MT_0000000359", 64),
             Model::ConnectX7 => (0x1021, "28.35.1012", "MT_0000000838", 128),
-        }
+        };
+        Identity { pci_device, firmware, board_id, active_speed }
     }
 
     /// Limits and capability bits.
@@ -119,8 +106,6 @@ defaults! {
         max_message_bytes: u32 = 1 << 30,
         /// Largest inline payload of a send WQE.
         max_inline_data: u32 = 956,
-        /// Largest send WQE: 63 units of 16 bytes.
-        max_send_descriptor_bytes: u32 = 1008,
         /// Largest receive WQE.
         max_recv_descriptor_bytes: u32 = 512,
     }
@@ -226,8 +211,7 @@ mod tests {
             (Model::ConnectX6Dx, 4125, 22),
             (Model::ConnectX7, 4129, 28),
         ] {
-            assert_eq!((u32::from(model.pci_device()), model.firmware_number() >> 32), (part, major));
-            assert_eq!(model.hca_type(), format!("MT{part}"));
+            assert_eq!((model.identity().pci_device, model.firmware_number() >> 32), (part, major));
         }
         // 20.35.1012 as the kernel packs it.
         assert_eq!(Model::ConnectX6.firmware_number(), 20 << 32 | 35 << 16 | 1012);

@@ -4,7 +4,7 @@
 
 use roce::{Access, RegionError};
 
-use super::command::{Answer, CommandError, RegMr, ReregMr, refuse_if};
+use super::command::{Answer, CommandError, RegMr, refuse_if};
 use crate::memory::Memory;
 
 /// `IBV_ACCESS_*` bits (`ib_user_ioctl_verbs.h`) that go together.
@@ -73,20 +73,22 @@ impl MemoryRegion {
         Ok(MemoryRegion { key: 0, pd, start, length, iova, access })
     }
 
-    /// The region as a re-registration leaves it, in protection domain `pd`, under the same key.
+    /// The region as a re-registration that changes what `flags` say leaves it, in protection domain `pd`, under the same key.
     pub(super) fn reregister<M: Memory>(
         &self,
         memory: &M,
         pd: u32,
-        request: &ReregMr,
+        flags: u32,
+        request: &RegMr,
     ) -> Answer<MemoryRegion> {
-        let ReregMr { start, length, iova, access, .. } = match request.flags & change::TRANSLATION {
-            0 => ReregMr { start: self.start, length: self.length, iova: self.iova, ..*request },
-            _ => *request,
-        };
-        let access = if request.flags & change::ACCESS != 0 { access } else { self.access };
-        let new = Self::register(memory, pd, &RegMr { start, length, iova, pd: request.pd, access })?;
-        Ok(MemoryRegion { key: self.key, ..new })
+        let mut new = *request;
+        if flags & change::TRANSLATION == 0 {
+            (new.start, new.length, new.iova) = (self.start, self.length, self.iova);
+        }
+        if flags & change::ACCESS == 0 {
+            new.access = self.access;
+        }
+        Ok(MemoryRegion { key: self.key, ..Self::register(memory, pd, &new)? })
     }
 
     /// The application's address of `va`, when `len` bytes from there may be used so.

@@ -19,7 +19,6 @@ use super::table::Table;
 use crate::carrier::Carrier;
 use crate::config::{NicConfig, NicConfigError};
 use crate::memory::Memory;
-use crate::threads::{ThreadSampler, ThreadTime};
 
 /// Arrivals taken in one round: acknowledgements leave at its end, and a sender with a short queue waits for them.
 const ARRIVALS: usize = 32;
@@ -85,11 +84,6 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         };
         nic.link.set_delay(config.delay_ns);
         Ok(nic)
-    }
-
-    /// From now on a late doorbell is excused while one of the program's threads has no core; before, no thread is looked at.
-    pub fn excuse(&mut self, look: impl FnMut() -> Vec<ThreadTime> + Send + 'static) {
-        self.core.uars.threads = ThreadSampler::new(Box::new(look));
     }
 
     /// From now on completions of long messages are stamped by this clock, and not with the time at which their round began.

@@ -22,7 +22,7 @@ pub(super) struct Ports {
     pub counters: Vec<PortCounters>,
     /// Ports of each device.
     pub each: u8,
-    link_layer: LinkLayer,
+    pub link_layer: LinkLayer,
     path: LinkPath,
     /// Packets can leave.
     pub wire: bool,
@@ -98,33 +98,17 @@ impl Ports {
         }
     }
 
-    /// So many bytes of a packet left through shared memory.
+    /// `carried` bytes of a packet left, which take so many of the wire. Messages end with their last packet.
     #[inline(always)]
-    pub(super) fn count_record(
-        &mut self,
-        counters: &mut Counters,
-        port: usize,
-        mtu: u32,
-        packet: &Packet,
-        carried: u32,
-        again: bool,
-    ) {
-        let wire = wire::record_bytes(self.link_layer, packet, carried, mtu);
-        let ends = packet.content.position().ends() && carried == packet.payload.length;
-        self.count(counters, port, packet, (wire, carried), ends, again);
-    }
-
-    /// Messages end with their last packet; `wire`: bytes that the `carried` ones take there.
-    #[inline(always)]
-    fn count(
+    pub(super) fn count(
         &mut self,
         counters: &mut Counters,
         port: usize,
         packet: &Packet,
         (wire, carried): (u64, u32),
-        ends: bool,
         again: bool,
     ) {
+        let ends = packet.content.position().ends() && carried == packet.payload.length;
         let own = &mut self.counters[port];
         count(&mut own.wire_bytes_sent, wire);
         if again {
@@ -150,8 +134,8 @@ impl Ports {
             counters.lost_unreachable += 1;
             return;
         };
-        let (wire, ends) = (wire::packet_framing(to) + *bytes as u64, packet.content.position().ends());
-        self.count(counters, port, packet, (wire, packet.payload.length), ends, again);
+        let wire = wire::packet_framing(to) + *bytes as u64;
+        self.count(counters, port, packet, (wire, packet.payload.length), again);
     }
 
     /// Something arrived while its port was down.

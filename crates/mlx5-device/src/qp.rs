@@ -181,10 +181,8 @@ impl Qp {
 
     /// Drops everything posted, without completions, and forgets the connection: RESET and destruction.
     pub(super) fn empty(&mut self) {
-        self.responses.drop_all();
-        self.responses.responder = None;
-        // What holds answers back is of this life: a delayed READ, and when the peer was answered last.
-        (self.responses.not_before, self.responses.ack_due) = (Now(0), Now(0));
+        // What holds answers back is of this life too: a delayed READ, and when the peer was answered last.
+        self.responses = Responses::default();
         self.sq.empty();
         (self.rq.taken, self.rq.posted) = (0, 0);
         self.rq.pointers.clear();

@@ -1,11 +1,10 @@
 //! Answers that arrive for a QP: acknowledgements, NAKs, and the bytes of READs.
 
 use roce::packet::{Aeth, Syndrome};
-use roce::{Content, Packet, ReplyVerdict, Requester, ServiceType, Status};
+use roce::{Content, Packet, ReplyVerdict, ServiceType, Status};
 
 use super::core::Core;
 use super::qp::Qp;
-use super::sq::SendRequest;
 use crate::carrier::Inbound;
 use crate::memory::Memory;
 
@@ -13,8 +12,9 @@ impl<M: Memory> Core<M> {
     /// A packet that answers a request arrived for this queue, from its peer.
     pub(super) fn take_answer(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
         let counters = &mut self.host.counters;
-        let is_from_peer = qp.is_from_peer(packet, inbound);
-        let Some(requester) = awaiting(qp).filter(|_| is_from_peer) else {
+        let awaits =
+            qp.state.finishes_sends() && qp.service == ServiceType::Rc && qp.is_from_peer(packet, inbound);
+        let Some(requester) = qp.sq.requester.as_mut().filter(|_| awaits) else {
             counters.dropped_replies += 1;
             return;
         };
@@ -39,10 +39,4 @@ impl<M: Memory> Core<M> {
         self.drain_completions(qp);
         self.schedule.heat(&mut qp.sched, self.host.now);
     }
-}
-
-/// The requester of a queue that takes replies in its state.
-fn awaiting(qp: &mut Qp) -> Option<&mut Requester<Box<SendRequest>>> {
-    let awaits = qp.state.finishes_sends() && qp.service == ServiceType::Rc;
-    qp.sq.requester.as_mut().filter(|_| awaits)
 }

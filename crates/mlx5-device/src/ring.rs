@@ -4,7 +4,7 @@ use mlx5_layout::doorbell::counter_of;
 
 use crate::memory::Memory;
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Ring {
     pub address: u64,
     /// A power of two; 0: the queue has none.

@@ -13,6 +13,7 @@ use super::qp::Qp;
 use super::reason::{About, STALLED};
 use super::route::Way;
 use super::sq::{Kind, SendRequest};
+use super::wire;
 use crate::carrier::{Carrier, Icrc, Sender, Unsent};
 use crate::memory::{Fault, Memory};
 
@@ -208,7 +209,8 @@ impl<M: Memory> Core<M> {
             }
             Err(error) => return Err(error),
         };
-        self.ports.count_record(counters, port, mtu, packet, carried, retransmission);
+        let wire = wire::record_bytes(self.ports.link_layer, packet, carried, mtu);
+        self.ports.count(counters, port, packet, (wire, carried), retransmission);
         if way == Way::Nowhere && datagram {
             self.log_no_route(qp.qpn, port, &request.path);
         }

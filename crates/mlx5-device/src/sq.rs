@@ -243,12 +243,7 @@ impl SendQueue {
 
     /// Drops everything posted, without completions.
     pub(super) fn empty(&mut self) {
-        (self.requester, self.held) = (None, None);
-        self.nops.clear();
-        self.fetched = 0;
-        self.progress = TransmitProgress::default();
-        (self.stopped, self.drain_event, self.asked) = (false, false, None);
-        self.doorbell.reset();
+        *self = SendQueue::new(self.ring, self.doorbell.anew(), self.cq, self.scatter);
     }
 
     /// Hands a WQE to the transport; gives it back when a fence or a depth holds it.

@@ -121,28 +121,15 @@ impl Srq {
     }
 }
 
-/// Every SRQ of the NIC.
+/// Every SRQ of the NIC; its users are the QPs that take from it.
 #[derive(Debug, Default)]
 pub(super) struct Srqs {
-    table: Table<Srq>,
+    pub table: Table<Srq>,
     /// Places of SRQs that failed in this poll; their QPs follow.
     pub dead: Vec<u32>,
 }
 
 impl Srqs {
-    pub(super) fn get(&self, place: u32) -> Option<&Srq> {
-        self.table.get(place)
-    }
-
-    pub(super) fn get_mut(&mut self, place: u32) -> Option<&mut Srq> {
-        self.table.get_mut(place)
-    }
-
-    /// QPs that take from this one, one more or one less.
-    pub(super) fn count_user(&mut self, place: Option<u32>, change: i32) {
-        self.table.count_user(place, change);
-    }
-
     /// Makes an SRQ in protection domain `pd`; returns its place, and the answer but for its handle.
     pub(super) fn create<M: Memory>(
         &mut self,

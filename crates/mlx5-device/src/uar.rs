@@ -5,7 +5,7 @@ use mlx5_layout::doorbell::Doorbell;
 use roce::Now;
 
 use super::command::{Answer, CommandError, ContextId, Handle, event_type, refusal};
-use super::doorbell::LOOK_NS;
+use super::doorbell::{LOOK_NS, LOOKS};
 use super::host::HostInterface;
 use super::qp::Qp;
 use super::qps::Qps;
@@ -15,7 +15,6 @@ use super::sq::Posted;
 use super::table::Table;
 use crate::config::DoorbellOrder;
 use crate::memory::{Memory, Registers};
-use crate::threads::ThreadSampler;
 
 /// Register offsets of a page, with the register's number: two registers of two halves each (`MLX5_BF_OFFSET`, bf_reg_size
 /// 512). libmlx5 rings the halves in turn.
@@ -70,7 +69,6 @@ pub(super) struct Uars {
     table: Table<Uar>,
     /// The background's walk round the pages.
     walk: Walk,
-    pub threads: ThreadSampler,
     /// Doorbells are checked where they can be.
     pub strict: bool,
     order: DoorbellOrder,
@@ -78,8 +76,7 @@ pub(super) struct Uars {
 
 impl Uars {
     pub(super) fn new(strict: bool, order: DoorbellOrder) -> Uars {
-        let (table, walk, threads) = (Table::default(), Walk::default(), ThreadSampler::default());
-        Uars { table, walk, threads, strict, order }
+        Uars { table: Table::default(), walk: Walk::default(), strict, order }
     }
 
     pub(super) fn alloc(&mut self, context: ContextId, kind: UarKind, registers: Box<dyn Registers>) -> u32 {
@@ -265,30 +262,31 @@ impl Uars {
         }
     }
 
-    /// Compares record and register; after [`super::doorbell::GRACE_NS`] of disagreement that no thread without a core
-    /// excuses, says so.
+    /// Compares record and register; says so when they disagree in [`LOOKS`] looks.
     pub(super) fn watch<M>(&mut self, host: &mut HostInterface<M>, qp: &mut Qp, posted: Posted) {
         if posted.agree {
             return qp.sq.doorbell.agrees();
         }
-        if !posted.range && qp.sq.doorbell.is_overdue(host.now) && !self.is_provable(qp) {
+        let doorbell = &mut qp.sq.doorbell;
+        let stray = self.table.get(doorbell.page).is_some_and(|uar| uar.stray);
+        let Some(looks) = doorbell.disagrees(host.now, stray) else { return };
+        if !posted.range && !self.is_provable(qp) {
             // Its register may have been rung and hidden by another queue's write.
             return self.share(host, qp);
         }
-        let doorbell = &mut qp.sq.doorbell;
-        let stray = self.table.get(doorbell.page).is_some_and(|uar| uar.stray);
-        let look = || self.threads.look(host.now);
-        let Some(violation) = doorbell.watch(host.now, posted.range, stray, look) else { return };
-        if let Some(uar) = self.table.get_mut(doorbell.page) {
+        if looks < LOOKS {
+            return;
+        }
+        let violation = qp.sq.doorbell.violation(posted.range);
+        if let Some(uar) = self.table.get_mut(qp.sq.doorbell.page) {
             uar.stray = false;
         }
         host.counters.violate(violation);
-        doorbell.stuck(posted.record);
         qp.event_target.raise(host, event_type::QP_REQ_ERR);
         let (fetched, entries) = (qp.sq.fetched, qp.sq.ring.entries);
         let (rung, record) = (fetched.wrapping_add(posted.available), posted.record.unwrap_or_default());
         let why = format!(
-            "for 10 ms or more record {record}, rung up to {rung}, executed up to {fetched}, ring of {entries} blocks, and a card \
+            "for a second or more record {record}, rung up to {rung}, executed up to {fetched}, ring of {entries} blocks, and a card \
              would not execute this: {violation}"
         );
         host.explain(About::Qp(qp.qpn, None), STALLED, why);

@@ -17,3 +17,21 @@ macro_rules! segment {
     ($($table:tt)*) => { big_endian::structure! { $crate::bytes::check, $crate::LayoutError; $($table)* } };
 }
 pub(crate) use segment;
+
+/// What is left of a WQE while its segments are taken from the front; a multiple of 16 bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rest<'a> {
+    /// Length field of the WQE.
+    pub ds: u8,
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Rest<'a> {
+    #[inline]
+    pub(crate) fn take(&mut self, len: usize, segment: &'static str) -> Result<&'a [u8], LayoutError> {
+        let (taken, rest) =
+            self.bytes.split_at_checked(len).ok_or(LayoutError::WqeEndsEarly { ds: self.ds, segment })?;
+        self.bytes = rest;
+        Ok(taken)
+    }
+}

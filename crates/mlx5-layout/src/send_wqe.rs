@@ -5,7 +5,7 @@
 //! that is already in one piece. UMR is in [`crate::umr`]. Left out: segments of raw-packet, DC and XRC queues, 4-byte masked
 //! atomics.
 
-use crate::bytes::{Field, be32, check, segment};
+use crate::bytes::{Field, Rest, be32, check, segment};
 use crate::umr::Umr;
 use crate::{LayoutError, SendOpcode};
 
@@ -184,29 +184,31 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
         Control::read(self.0.as_ref(), 0)
     }
 
-    /// All bytes that the length field covers.
+    /// What follows the control segment, as far as the length field covers it.
     #[inline]
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.0.as_ref()[..usize::from(self.control().units()) * UNIT_BYTES]
+    fn rest(&self) -> Rest<'_> {
+        let control = self.control();
+        let end = usize::from(control.units()) * UNIT_BYTES;
+        Rest { ds: control.ds, bytes: &self.0.as_ref()[Control::BYTES..end] }
     }
 
     /// The segments of a UMR WQE. Errors: another opcode, or a WQE that ends inside them.
     pub fn umr(&self) -> Result<Umr, LayoutError> {
-        let control @ Control { opcode, opmod, ds, .. } = self.control();
+        let control @ Control { opcode, opmod, .. } = self.control();
         if control.send_opcode() != Some(SendOpcode::Umr) {
             return Err(LayoutError::UnknownSendOpcode { opcode, opmod });
         }
-        Umr::parse(&self.as_bytes()[Control::BYTES..], ds)
+        Umr::parse(self.rest())
     }
 
     /// Sorts the segments behind the control segment. Errors: an opcode without description here, or a WQE that ends
     /// inside one of its address segments. A wrong data segment shows when [`Body::data`] reaches it.
     #[inline]
     pub fn body(&self, addressing: Addressing) -> Result<Body<'_>, LayoutError> {
-        let control @ Control { opcode, opmod, ds, .. } = self.control();
+        let control @ Control { opcode, opmod, .. } = self.control();
         let unknown = LayoutError::UnknownSendOpcode { opcode, opmod };
         let opcode = control.send_opcode().ok_or(unknown)?;
-        let mut rest = Rest { ds, bytes: &self.as_bytes()[Control::BYTES..] };
+        let mut rest = self.rest();
         let mut body = Body {
             opcode,
             vector: &[],
@@ -295,23 +297,7 @@ impl<'a> Iterator for DataSegments<'a> {
     }
 }
 
-/// What is left of a WQE while its segments are taken from the front; a multiple of 16 bytes.
-#[derive(Debug, Clone, Copy)]
-struct Rest<'a> {
-    ds: u8,
-    bytes: &'a [u8],
-}
-
 impl<'a> Rest<'a> {
-    #[inline]
-    fn take(&mut self, len: usize, segment: &'static str) -> Result<&'a [u8], LayoutError> {
-        let Some((taken, rest)) = self.bytes.split_at_checked(len) else {
-            return Err(LayoutError::WqeEndsEarly { ds: self.ds, segment });
-        };
-        self.bytes = rest;
-        Ok(taken)
-    }
-
     #[inline]
     fn data_segment(&mut self) -> Result<DataSegment<'a>, LayoutError> {
         check("a data segment", self.bytes, UNIT_BYTES)?;

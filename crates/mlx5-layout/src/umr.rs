@@ -6,7 +6,7 @@
 //! behind a pointer, strides, signatures, `mlx5dv` keys.
 
 use crate::LayoutError;
-use crate::bytes::segment;
+use crate::bytes::{Rest, segment};
 
 /// Bits of [`UmrControl::flags`] (`MLX5_WQE_UMR_CTRL_FLAG_*`).
 pub mod flag {
@@ -113,23 +113,13 @@ pub struct Umr {
 }
 
 impl Umr {
-    /// Reads what follows the control segment of a WQE of `ds` units. Error: it ends inside one of the two segments that
-    /// each of them has.
-    pub fn parse(bytes: &[u8], ds: u8) -> Result<Self, LayoutError> {
-        let (control, rest) = split(bytes, UmrControl::BYTES, ds, "UMR control segment")?;
-        let (context, rest) = split(rest, KeyContext::BYTES, ds, "key context")?;
-        let klm = rest.get(..Klm::BYTES).map(Klm::parse).transpose()?;
-        Ok(Self { control: UmrControl::parse(control)?, context: KeyContext::parse(context)?, klm })
+    /// Reads what follows the control segment of a WQE. Error: it ends inside one of the two segments that each of them has.
+    pub(crate) fn parse(mut rest: Rest<'_>) -> Result<Self, LayoutError> {
+        let control = UmrControl::parse(rest.take(UmrControl::BYTES, "UMR control segment")?)?;
+        let context = KeyContext::parse(rest.take(KeyContext::BYTES, "key context")?)?;
+        let klm = rest.take(Klm::BYTES, "piece of memory").and_then(Klm::parse).ok();
+        Ok(Self { control, context, klm })
     }
-}
-
-fn split<'b>(
-    bytes: &'b [u8],
-    len: usize,
-    ds: u8,
-    segment: &'static str,
-) -> Result<(&'b [u8], &'b [u8]), LayoutError> {
-    bytes.split_at_checked(len).ok_or(LayoutError::WqeEndsEarly { ds, segment })
 }
 
 #[cfg(test)]

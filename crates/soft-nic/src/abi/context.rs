@@ -113,7 +113,7 @@ pub fn query_port<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
         .u8(at::subnet_timeout, 18)
         // 4x
         .u8(at::active_width, 2)
-        .u8(at::active_speed, device.model.active_speed())
+        .u8(at::active_speed, device.model.identity().active_speed)
         .u8(at::phys_state, physical)
         .u8(at::link_layer, if ethernet { 2 } else { 1 })
         // IB_UVERBS_QPF_GRH_REQUIRED
@@ -189,7 +189,7 @@ fn device_attributes(device: &DeviceConfig, ports: u8) -> Writer<{ ex_query_devi
         .bytes(at::node_guid, &device.guid.to_be_bytes())
         .bytes(at::sys_image_guid, &device.guid.to_be_bytes())
         .u32(at::vendor_id, VENDOR_OUI)
-        .u32(at::vendor_part_id, u32::from(device.model.pci_device()))
+        .u32(at::vendor_part_id, u32::from(device.model.identity().pci_device))
         // IB_ATOMIC_HCA: atomic with respect to other requests of this NIC.
         .u32(at::atomic_cap, 1)
         .u8(at::phys_port_cnt, ports);

@@ -1,6 +1,6 @@
 //! Protection domains, memory regions and windows.
 
-use mlx5_device::command::{AllocMw, RegMr, ReregMr, refuse_if};
+use mlx5_device::command::{AllocMw, RegMr, refuse_if};
 use mlx5_device::mr::check_access;
 use mlx5_device::rereg_change as change;
 use mlx5_device::{Answer, Commands};
@@ -63,15 +63,16 @@ pub fn reg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 
 pub fn rereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (server, input) = (call.server, call.core_in);
-    let request = take!(ReregMr, rereg_mr, input; u32: mr, flags, pd, access; u64: start, length, iova => {});
-    let moves = request.flags & change::TRANSLATION != 0;
+    let request = take!(RegMr, rereg_mr, input; u64: start, length, iova; u32: pd, access => {});
+    let (mr, flags) = (input.u32(rereg_mr::mr), input.u32(rereg_mr::flags));
+    let moves = flags & change::TRANSLATION != 0;
     let backing =
         if moves { backing::of_addresses(&server.events.1, request.start, request.length)? } else { None };
-    let keys = server.nic()?.rereg_mr(call.context()?, &request)?;
+    let keys = server.nic()?.rereg_mr(call.context()?, mr, flags, &request)?;
     if moves {
         // Other memory from now on; what it was in until now has no user any more.
-        call.file.backing.remove(&request.mr);
-        call.file.backing.extend(backing.map(|backing| (request.mr, backing)));
+        call.file.backing.remove(&mr);
+        call.file.backing.extend(backing.map(|backing| (mr, backing)));
     }
     call.command.write(CORE_OUT, &words!(rereg_mr_resp, lkey = keys.lkey, rkey = keys.rkey))
 }

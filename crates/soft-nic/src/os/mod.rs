@@ -1,4 +1,4 @@
-//! The operating system, as safe functions: sockets and datagrams, threads and forks, interfaces, pages that processes share.
+//! The operating system, as safe functions: sockets and datagrams, forks, interfaces, pages that processes share.
 
 pub mod address;
 pub mod datagrams;
@@ -13,7 +13,6 @@ mod stderr;
 pub mod system;
 #[cfg(test)]
 pub mod testing;
-mod threads;
 pub mod unix_datagram;
 pub mod unix_stream;
 
@@ -23,4 +22,3 @@ pub use forks::{ForgetInChild, NoForkSocket, PerProcess, fork_generation, locked
 pub use interfaces::{Interface, interfaces};
 pub use shared_memory::SharedMemory;
 pub use stderr::{log, log_enabled};
-pub use threads::own_threads;

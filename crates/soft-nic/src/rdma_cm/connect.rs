@@ -94,7 +94,7 @@ pub fn path(devices: &[DeviceConfig], id: &Id, device: &DeviceConfig) -> Path {
     let ack_timeout = ack_timeout(delay, life_time(id));
     let common = Path { local_lid, remote_lid, local_gid, remote_gid, ack_timeout, ..Path::default() };
     if device.link_layer == LinkLayer::Ib {
-        let rate = match device.model.active_speed() {
+        let rate = match device.model.identity().active_speed {
             32 => RATE_100_GBPS,
             128 => RATE_400_GBPS,
             _ => RATE_200_GBPS,

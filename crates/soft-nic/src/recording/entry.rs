@@ -102,7 +102,6 @@ tags! {
     Completion = 34, Values, "a completion event";
     Asynchronous = 35, Values, "an asynchronous event";
     Withdraw = 36, Values, "a withdrawal of events";
-    Threads = 37, Bytes, "the times of threads";
     Failed = 38, Bytes, "a failure";
     Clock = 39, Values, "a time";
     Guessed = 40, Values, "answers as guessed";

@@ -9,13 +9,12 @@ use mlx5_device::counters::PortCounters;
 use mlx5_device::faults::{Injection, Settings};
 use mlx5_device::memory::{Memory, Registers};
 use mlx5_device::model::{Capabilities, DeviceConfig};
-use mlx5_device::threads::ThreadTime;
 use mlx5_device::{Commands, Counters, LogSink, UarKind};
 use roce::Now;
 
 use super::entry::Tag;
 use super::events::number;
-use super::recorder::{Recorder, encoded};
+use super::recorder::Recorder;
 use super::replayer::Replay;
 use super::source::Source;
 use crate::config::Config;
@@ -77,22 +76,6 @@ impl<M: Memory> Nic<M> {
         let events = Box::new(Source::Recorded(events, recorder.clone()));
         let device = Device::new(&config.nic(), memory, link, events, log, now)?;
         Ok(Nic(Recording::On(Box::new(device), recorder)))
-    }
-
-    /// As [`mlx5_device::Nic::excuse`].
-    pub fn excuse(&mut self, mut look: impl FnMut() -> Vec<ThreadTime> + Send + 'static) {
-        match &mut self.0 {
-            Recording::Off(device) => device.excuse(look),
-            Recording::On(device, recorder) => {
-                let recorder = recorder.clone();
-                device.excuse(move || {
-                    let threads = look();
-                    recorder.note(Tag::Threads, &());
-                    recorder.bytes(Tag::Threads, &encoded(&threads));
-                    threads
-                });
-            }
-        }
     }
 
     /// As [`mlx5_device::Nic::stamp_by`].
@@ -257,7 +240,7 @@ commands! {
         fn alloc_pd(context: ContextId;) -> Answer<Created> = 5;
         fn dealloc_pd(context: ContextId, pd: Handle;) -> Answer<()> = 6;
         fn reg_mr(context: ContextId; command: RegMr) -> Answer<MrKeys> = 7;
-        fn rereg_mr(context: ContextId; command: ReregMr) -> Answer<MrKeys> = 8;
+        fn rereg_mr(context: ContextId, mr: Handle, flags: u32; command: RegMr) -> Answer<MrKeys> = 8;
         fn dereg_mr(context: ContextId, mr: Handle;) -> Answer<()> = 9;
         fn create_cq(context: ContextId; command: CreateCq) -> Answer<Created> = 10;
         fn resize_cq(context: ContextId, cq: Handle; command: ResizeCq) -> Answer<u32> = 11;

@@ -338,7 +338,7 @@ impl Recorder {
     }
 }
 
-pub fn encoded(value: &impl Serialize) -> Vec<u8> {
+fn encoded(value: &impl Serialize) -> Vec<u8> {
     postcard::to_allocvec(value).expect("memory for a few numbers and a sentence")
 }
 

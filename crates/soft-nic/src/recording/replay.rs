@@ -64,8 +64,6 @@ fn run_steps(replay: &Arc<Mutex<Replay>>, config: &Config) {
     let silent = Box::new(|_: &str| ());
     let device = Device::new(&config.nic(), memory, link, events, silent, now);
     let mut device = device.unwrap_or_else(|error| locked(replay).damaged(error.to_string()));
-    let threads = replay.clone();
-    device.excuse(move || locked(&threads).threads());
     let clock = replay.clone();
     device.stamp_by(move || locked(&clock).stamp());
     loop {

@@ -5,7 +5,6 @@ use std::panic::resume_unwind;
 
 use mlx5_device::carrier::Addressing;
 use mlx5_device::memory::Fault;
-use mlx5_device::threads::ThreadTime;
 use roce::{Now, Packet};
 use serde::de::DeserializeOwned;
 
@@ -216,13 +215,11 @@ impl Replay {
 
     /// Why there is no answer, if there is none.
     pub fn failure<E: DeserializeOwned>(&mut self) -> Option<E> {
-        (self.peek() == Some(Tag::Failed)).then(|| self.value(Tag::Failed))
-    }
-
-    /// The next entry, which is of bytes: what was encoded.
-    fn value<T: DeserializeOwned>(&mut self, tag: Tag) -> T {
-        let bytes = self.take_bytes(tag);
-        postcard::from_bytes(&bytes).unwrap_or_else(|_| self.unreadable(tag))
+        if self.peek() != Some(Tag::Failed) {
+            return None;
+        }
+        let bytes = self.take_bytes(Tag::Failed);
+        Some(postcard::from_bytes(&bytes).unwrap_or_else(|_| self.unreadable(Tag::Failed)))
     }
 
     fn take_bytes(&mut self, tag: Tag) -> Vec<u8> {
@@ -302,11 +299,6 @@ impl Replay {
         if let (Some(observer), Some((qpn, event))) = (&mut self.observer, event) {
             observer(self.now, qpn, event);
         }
-    }
-
-    pub fn threads(&mut self) -> Vec<ThreadTime> {
-        self.note(Tag::Threads, &());
-        self.value(Tag::Threads)
     }
 
     /// Bytes that the memory, or a message, gave.

@@ -21,7 +21,7 @@ use crate::dma::{Copiers, Host};
 use crate::link::fabric::Fabric;
 use crate::link::{Link, LinkConfig};
 use crate::os::signals::{NIC_THREAD, faults_recoverable, spawn, unblock_faults};
-use crate::os::{locked, log, own_threads, system};
+use crate::os::{locked, log, system};
 use crate::rdma_cm::{CmTimeouts, Manager};
 use crate::sysfs::Machine;
 
@@ -64,7 +64,6 @@ impl Process {
         let events = Events::default();
         let now = Now(system::monotonic_ns());
         let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(log), now)?;
-        nic.excuse(|| own_threads(NIC_THREAD));
         nic.stamp_by(|| Now(system::monotonic_ns()));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
         let timeouts = CmTimeouts { response_timeout: config.cm_timeout, max_retries: config.cm_retries };

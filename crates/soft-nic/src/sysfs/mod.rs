@@ -98,13 +98,14 @@ fn device(tree: &mut Tree, index: u8, device: &DeviceConfig, machine: &Machine) 
     );
 
     let ib = format!("{pci}/infiniband/{name}");
+    let identity = device.model.identity();
     for (file, value) in [
         ("node_type", "1: CA".to_owned()),
         ("node_guid", words(&device.guid.to_be_bytes())),
         ("sys_image_guid", words(&device.guid.to_be_bytes())),
-        ("fw_ver", device.model.firmware().to_owned()),
-        ("board_id", device.model.board_id().to_owned()),
-        ("hca_type", device.model.hca_type()),
+        ("fw_ver", identity.firmware.to_owned()),
+        ("board_id", identity.board_id.to_owned()),
+        ("hca_type", format!("MT{}", identity.pci_device)),
         ("hw_rev", "0".to_owned()),
         ("node_desc", format!("softnic {name}")),
         ("uevent", format!("NAME={name}")),
@@ -129,7 +130,7 @@ fn device(tree: &mut Tree, index: u8, device: &DeviceConfig, machine: &Machine) 
 
 /// The PCI function: what a driver match, a NUMA-aware launcher or a topology scan reads.
 fn pci_function(tree: &mut Tree, pci: &str, slot: &str, device: &DeviceConfig, machine: &Machine) {
-    let id = device.model.pci_device();
+    let id = device.model.identity().pci_device;
     let class = match device.link_layer {
         LinkLayer::Ib => 0x0207,
         LinkLayer::Roce => 0x0200,
@@ -174,7 +175,7 @@ fn port(tree: &mut Tree, port: &str, device: &DeviceConfig, machine: &Machine) {
     let sm_lid = u16::from(!ethernet);
     for (file, value) in [
         ("link_layer", if ethernet { "Ethernet" } else { "InfiniBand" }.to_owned()),
-        ("rate", rate(device.model.active_speed()).to_owned()),
+        ("rate", rate(device.model.identity().active_speed).to_owned()),
         ("lid", format!("{:#x}", device.lid)),
         ("lid_mask_count", "0".to_owned()),
         ("sm_lid", format!("{sm_lid:#x}")),

@@ -1,6 +1,6 @@
 //! Objects that change while they are in use: CQs that move to another ring, regions that are registered anew.
 
-use mlx5_device::command::{CommandError, ReregMr, ResizeCq};
+use mlx5_device::command::{CommandError, RegMr, ResizeCq};
 use mlx5_device::commands::*;
 use mlx5_device::rereg_change::{ACCESS, PD, TRANSLATION};
 use mlx5_layout::doorbell::ArmFor;
@@ -123,15 +123,8 @@ fn a_region_registered_anew_is_what_it_is_now_under_the_key_it_had() {
         (driver.region(4096, ALL), driver.region(4096, ALL), driver.region(8192, ALL));
     let bytes = from.fill(0, 8, 9);
     let second = driver.nic.alloc_pd(driver.context).expect("a PD").handle;
-    let request = |flags| ReregMr {
-        mr: region.handle,
-        flags,
-        start: other.address,
-        length: 8192,
-        iova: other.address,
-        pd: second,
-        access: 1,
-    };
+    let to = RegMr { start: other.address, length: 8192, iova: other.address, pd: second, access: 1 };
+    let (context, mr) = (driver.context, region.handle);
     let write = |driver: &mut Driver<Host>, at: u64| {
         let (a, b) = driver.pair(QpShape::default());
         let mut to = region.clone();
@@ -144,35 +137,35 @@ fn a_region_registered_anew_is_what_it_is_now_under_the_key_it_had() {
     };
     let refused = Some(CqeSyndrome::RemoteAccess);
     assert_eq!(write(&mut driver, region.address), None);
-    let keys = driver.nic.rereg_mr(driver.context, &request(TRANSLATION)).expect("other memory");
+    let keys = driver.nic.rereg_mr(context, mr, TRANSLATION, &to).expect("other memory");
     assert_eq!((keys.lkey, keys.rkey), (region.lkey, region.rkey));
     assert_eq!(write(&mut driver, region.address), refused, "where it was");
     assert_eq!(write(&mut driver, other.address + 8184), None, "the last bytes of where it is");
     assert_eq!(other.block.bytes(8184, 8), bytes);
-    driver.nic.rereg_mr(driver.context, &request(ACCESS)).expect("other rights");
+    driver.nic.rereg_mr(context, mr, ACCESS, &to).expect("other rights");
     assert_eq!(write(&mut driver, other.address), refused);
-    let back = ReregMr { access: ALL, ..request(ACCESS | PD) };
-    driver.nic.rereg_mr(driver.context, &back).expect("another domain");
+    let back = RegMr { access: ALL, ..to };
+    driver.nic.rereg_mr(context, mr, ACCESS | PD, &back).expect("another domain");
     assert_eq!(write(&mut driver, other.address), refused, "not the domain of the queue");
-    let errno = |driver: &mut Driver<Host>, request: ReregMr| {
-        driver.nic.rereg_mr(driver.context, &request).map_or_else(|error| error.errno, |_| 0)
+    let errno = |driver: &mut Driver<Host>, mr, flags, request: RegMr| {
+        driver.nic.rereg_mr(context, mr, flags, &request).map_or_else(|error| error.errno, |_| 0)
     };
     assert_eq!(driver.nic.dealloc_pd(driver.context, second).unwrap_err().errno, libc::EBUSY);
-    for (name, request, wanted) in [
-        ("nothing", request(0), libc::EINVAL),
-        ("unknown", request(1 << 3), libc::EOPNOTSUPP),
-        ("no such region", ReregMr { mr: 99, ..request(PD) }, libc::EINVAL),
-        ("no such domain", ReregMr { pd: 99, ..request(PD) }, libc::EINVAL),
-        ("page offsets", ReregMr { iova: other.address + 8, ..request(TRANSLATION) }, libc::EINVAL),
-        ("nowhere", ReregMr { start: 4096, iova: 4096, ..request(TRANSLATION) }, libc::EFAULT),
-        ("rights", ReregMr { access: 1 << 1, ..request(ACCESS) }, libc::EINVAL),
-        ("rights that do not exist", ReregMr { access: 1 << 12, ..request(ACCESS) }, libc::EINVAL),
-        ("on demand", ReregMr { access: 1 << 6, ..request(ACCESS) }, libc::EOPNOTSUPP),
+    for (name, mr, flags, request, wanted) in [
+        ("nothing", mr, 0, to, libc::EINVAL),
+        ("unknown", mr, 1 << 3, to, libc::EOPNOTSUPP),
+        ("no such region", 99, PD, to, libc::EINVAL),
+        ("no such domain", mr, PD, RegMr { pd: 99, ..to }, libc::EINVAL),
+        ("page offsets", mr, TRANSLATION, RegMr { iova: other.address + 8, ..to }, libc::EINVAL),
+        ("nowhere", mr, TRANSLATION, RegMr { start: 4096, iova: 4096, ..to }, libc::EFAULT),
+        ("rights", mr, ACCESS, RegMr { access: 1 << 1, ..to }, libc::EINVAL),
+        ("rights that do not exist", mr, ACCESS, RegMr { access: 1 << 12, ..to }, libc::EINVAL),
+        ("on demand", mr, ACCESS, RegMr { access: 1 << 6, ..to }, libc::EOPNOTSUPP),
     ] {
-        assert_eq!(errno(&mut driver, request), wanted, "{name}");
+        assert_eq!(errno(&mut driver, mr, flags, request), wanted, "{name}");
     }
-    let home = ReregMr { pd: driver.pd, ..request(PD) };
-    assert_eq!(errno(&mut driver, home), 0);
+    let home = RegMr { pd: driver.pd, ..to };
+    assert_eq!(errno(&mut driver, mr, PD, home), 0);
     assert_eq!(write(&mut driver, other.address), None, "what was refused changed nothing");
     driver.nic.dealloc_pd(driver.context, second).expect("nothing is left in it");
 }

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mlx5_device::command::ReregMr;
+use mlx5_device::command::RegMr;
 use mlx5_device::commands::*;
 use mlx5_device::rereg_change;
 use mlx5_layout::SendOpcode;
@@ -94,8 +94,8 @@ fn the_rest_of_a_write_is_ordered_as_its_region_says_by_then() {
     assert!((1..u64::from(LONG)).contains(&before), "{before} bytes have arrived");
     let (start, pd) = (to.block.address(), scene.far.pd);
     let (mr, flags, length) = (to.handle, rereg_change::ACCESS, LONG.into());
-    let ordered = ReregMr { mr, flags, start, length, iova: start, pd, access: ALL };
-    scene.far.nic.rereg_mr(scene.far.context, &ordered).expect("other rights");
+    let ordered = RegMr { start, length, iova: start, pd, access: ALL };
+    scene.far.nic.rereg_mr(scene.far.context, mr, flags, &ordered).expect("other rights");
     scene.settle();
     let done = scene.near.poll_send(a).expect("a completion");
     assert!(!done.opcode().expect("a known opcode").is_error());

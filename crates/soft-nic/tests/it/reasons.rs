@@ -2,7 +2,7 @@
 
 use mlx5_device::command::ModifyQp;
 use mlx5_device::counters::name_of;
-use mlx5_device::doorbell::GRACE_NS;
+use mlx5_device::doorbell::PATIENCE_NS;
 use mlx5_device::faults::{Injection, InjectionKind};
 use mlx5_device::{About, Reason};
 use mlx5_layout::CqeSyndrome;
@@ -133,7 +133,7 @@ fn a_queue_that_does_not_go_on_says_what_its_record_and_register_say() {
     let mut driver = Driver::new(Setup::new("why-stalled"));
     let (qp, _) = driver.pair(QpShape::default());
     let region = driver.region(64, ALL);
-    driver.lay(qp, &WorkRequest::send(&region, 0, 8)).write_record(qp).advance(3 * GRACE_NS);
+    driver.lay(qp, &WorkRequest::send(&region, 0, 8)).write_record(qp).advance(2 * PATIENCE_NS);
     let reasons = driver.sinks.take_reasons();
     let why = reason_of(&reasons, driver.qp(qp).qpn, None, "stalled").expect("a reason");
     for words in ["no register was written", "record 1, rung up to 0, executed up to 0", "write it after"] {

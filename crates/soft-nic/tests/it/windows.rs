@@ -1,6 +1,6 @@
 //! Memory windows: what a bind opens and to which peer, what is refused and how it shows, and the three ways in which one is closed.
 
-use mlx5_device::command::{ReregMr, event_type};
+use mlx5_device::command::{RegMr, event_type};
 use mlx5_device::commands::*;
 use mlx5_device::{Counters, rereg_change};
 use mlx5_layout::send_wqe::DataPointer;
@@ -468,13 +468,13 @@ fn a_region_with_open_windows_stays_as_it_is() {
     s.bind(&other, 1, 0, 64, READ);
     let mr = s.theirs.handle;
     let (flags, start) = (rereg_change::ACCESS, s.theirs.block.address());
-    let rereg = ReregMr { mr, flags, start, length: 4096, iova: start, pd: s.driver.pd, access: 1 };
+    let rereg = RegMr { start, length: 4096, iova: start, pd: s.driver.pd, access: 1 };
     for closed in [WorkRequest::local_invalidate(key), WorkRequest::close(&other, 2)] {
         assert_eq!(errno(s.driver.nic.dereg_mr(context, mr)), libc::EBUSY);
-        assert_eq!(errno(s.driver.nic.rereg_mr(context, &rereg)), libc::EBUSY);
+        assert_eq!(errno(s.driver.nic.rereg_mr(context, mr, flags, &rereg)), libc::EBUSY);
         assert_eq!(s.done(s.b, &closed), None);
     }
-    assert_eq!(errno(s.driver.nic.rereg_mr(context, &rereg)), 0);
+    assert_eq!(errno(s.driver.nic.rereg_mr(context, mr, flags, &rereg)), 0);
     assert_eq!(errno(s.driver.nic.dereg_mr(context, mr)), 0);
     assert_eq!(errno(s.driver.nic.dereg_mr(context, mr)), libc::EINVAL);
 }

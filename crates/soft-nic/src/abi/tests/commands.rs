@@ -431,7 +431,7 @@ fn resize_and_re_registration_carry_every_field() {
         bench.asked(),
         [
             "resize_cq 6 ResizeCq { cqe: ff, cqe_size: 80, buffer: 1000 }",
-            "ReregMr { mr: 5, flags: 7, start: 1000, length: 2000, iova: 3000, pd: 4, access: f }",
+            "rereg_mr 5 7 RegMr { start: 1000, length: 2000, iova: 3000, pd: 4, access: f }",
         ]
     );
 }

@@ -6,7 +6,7 @@ use mlx5_device::UarKind;
 use mlx5_device::command::{
     AddressVector, AllocMw, CommandError, ContextId, CreateCq, CreateQp, CreateSrq, Created, CreatedAh,
     CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QpCap, QueriedQp, QueriedSrq,
-    RegMr, ReregMr, ResizeCq,
+    RegMr, ResizeCq,
 };
 use mlx5_device::commands::*;
 use mlx5_device::memory::Registers;
@@ -69,8 +69,11 @@ impl Commands for Recorder {
         self.make(format!("{command:x?}"), MrKeys { handle: 5, lkey: 0x500, rkey: 0x501 })
     }
 
-    fn rereg_mr(&mut self, _: ContextId, command: &ReregMr) -> Answer<MrKeys> {
-        self.make(format!("{command:x?}"), MrKeys { handle: 5, lkey: 0x510, rkey: 0x511 })
+    fn rereg_mr(&mut self, _: ContextId, mr: Handle, flags: u32, command: &RegMr) -> Answer<MrKeys> {
+        self.make(
+            format!("rereg_mr {mr} {flags} {command:x?}"),
+            MrKeys { handle: 5, lkey: 0x510, rkey: 0x511 },
+        )
     }
 
     fn dereg_mr(&mut self, _: ContextId, mr: Handle) -> Answer<()> {

@@ -4,7 +4,7 @@ use mlx5_device::Commands as _;
 use mlx5_device::UarKind;
 use mlx5_device::command::{
     AddressVector, AllocMw, CommandError, ContextId, CreateCq, CreateQp, CreateSrq, ModifyQp, ModifySrq,
-    QpCap, RegMr, ReregMr, ResizeCq,
+    QpCap, RegMr, ResizeCq,
 };
 use roce::ServiceType;
 use soft_nic::dma::Host;
@@ -212,9 +212,8 @@ impl Commands {
             _ => request.length = 1 + rng.below(2 * length),
         }
         if let Some(keys) = note(tally, "REG_MR", self.driver.nic.reg_mr(self.context, &request)) {
-            let mut change = ReregMr {
-                mr: keys.handle,
-                flags: rng.below(8) as u32,
+            let (mut mr, mut flags) = (keys.handle, rng.below(8) as u32);
+            let mut change = RegMr {
                 start: start + rng.below(length),
                 length: rng.below(length),
                 iova: start,
@@ -222,14 +221,14 @@ impl Commands {
                 access: 0xf,
             };
             match rng.below(6) {
-                0 => change.flags = rng.edge(7) as u32,
+                0 => flags = rng.edge(7) as u32,
                 1 => change.start = rng.edge(start),
                 2 => change.length = rng.edge(length),
                 3 => change.access = rng.edge(0xf) as u32,
-                4 => change.mr = rng.edge(keys.handle.into()) as u32,
+                4 => mr = rng.edge(keys.handle.into()) as u32,
                 _ => (change.start, change.length) = (start, length),
             }
-            note(tally, "REREG_MR", self.driver.nic.rereg_mr(self.context, &change));
+            note(tally, "REREG_MR", self.driver.nic.rereg_mr(self.context, mr, flags, &change));
             self.driver.nic.dereg_mr(self.context, keys.handle).expect("just made");
         }
     }
