@@ -120,6 +120,8 @@ pub fn run(options: &Options) -> Result<bool> {
                 |instance, inputs| Ok(instance.run(&views(inputs))?),
             )?;
             facts.span_ns = Some(span_ns(&instances[0].0)?);
+            // What is found from here on was not left by the runs alone.
+            instances.iter().try_for_each(|(instance, _)| instance.wipe())?;
             let meter = Meter::of(on_gpu.gpu);
             match launch {
                 Launch::ByItself | Launch::While => by_themselves(instances, launch, options, &meter)?,

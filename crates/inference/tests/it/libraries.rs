@@ -226,6 +226,7 @@ fn compare(
         looped.bring(&inputs)?;
         let mut periods = Vec::new();
         for _ in 0..3 {
+            looped.wipe()?;
             let since = Instant::now();
             looped.start()?;
             let end = looped.graph().wait(Duration::from_secs(60))?;
@@ -243,6 +244,7 @@ fn compare(
     let (one, two) = (Instance::new(loaded)?, Instance::new(loaded)?);
     one.bring(&inputs)?;
     two.bring(&inputs)?;
+    [&one, &two].into_iter().try_for_each(Instance::wipe)?;
     for _ in 0..20 {
         one.launch(1)?;
         two.launch(1)?;
@@ -294,6 +296,7 @@ fn batch_of(name: &str, architecture: Architecture, batch: usize) {
             let found = instance.run(&model.inputs())?;
             compare_steps(&mut instance, loaded.plan(), &model, &what, &mut problems)?;
             let mut looped = instance.self_launching(3)?;
+            looped.wipe()?;
             looped.start()?;
             let end = looped.graph().wait(Duration::from_secs(60))?;
             if end != End::LimitReached || looped.outputs()? != found {
