@@ -13,11 +13,19 @@ use zoo::Manifest;
 use zoo::postprocess::Answer;
 use zoo::preprocess::{Image, test_image};
 
+/// The variable that says how many streams run side by side.
+const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
 /// The program, where the tests were built or carried to.
-fn profiler(arguments: &[&str]) -> Output {
+fn command(arguments: &[&str]) -> Command {
     let program = std::env::var("CARGO_BIN_EXE_profiler");
-    let program = program.unwrap_or_else(|_| env!("CARGO_BIN_EXE_profiler").to_owned());
-    Command::new(program).args(arguments).output().unwrap()
+    let mut command = Command::new(program.unwrap_or_else(|_| env!("CARGO_BIN_EXE_profiler").to_owned()));
+    command.args(arguments).env_remove(CONNECTIONS);
+    command
+}
+
+fn profiler(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
 }
 
 /// Standard output of one that ends with this exit code.
@@ -280,6 +288,18 @@ fn an_image_is_answered_with_a_larger_image_in_its_colours() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+#[test]
+fn fewer_connections_than_streams_need_are_said() {
+    for (set, words, lines) in
+        [("8", "CUDA_DEVICE_MAX_CONNECTIONS is 8, not 32", 2), ("many", "=many is no number; unset it", 1)]
+    {
+        let output = command(&["run", "alexnet", "--engine", "own"]).env(CONNECTIONS, set).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(2), lines), "{error}");
+        assert!(error.lines().next().unwrap().contains(words), "{error}");
+    }
+}
+
 /// What a line says in any case.
 fn check_line(line: &Value, instances: u64) {
     assert_eq!(line["kind"], "profiler-run");
@@ -297,6 +317,10 @@ fn check_line(line: &Value, instances: u64) {
     for name in ["weights", "timer", "clock", "provenance", "label", "precision", "libraries"] {
         assert!(!line[name].is_null(), "{name}: {line}");
     }
+    assert!(
+        line.get("overlap").is_some_and(|overlap| overlap.is_null() == line["no_overlap"].is_string()),
+        "{line}"
+    );
     let why = line["energy"].as_str();
     assert!(line["energy_mj_per_run"].is_f64() || why.is_some_and(|why| why.starts_with("n/a: ")), "{line}");
     let parts = line["start_ms"].as_object().unwrap();
@@ -320,6 +344,8 @@ fn instances_on_the_processor_give_a_line_each_run_and_right_outputs() {
     check_line(&lines[0], 1);
     check_line(&lines[1], 3);
     assert_eq!((&lines[0]["label"], &lines[0]["provenance"]["gpu"]), (&"none".into(), &"none".into()));
+    let why = [&lines[0], &lines[1]].map(|line| line["no_overlap"].as_str().unwrap());
+    assert!(why[0].contains("runs alone") && why[1].contains("no stamps"), "{why:?}");
     assert!(lines[0]["substitute"].as_str().unwrap().contains("in the place of a GPU"));
     // The manifest's bytes, for one image and for two.
     let bytes =
@@ -341,6 +367,7 @@ fn the_twin_is_labelled_as_a_substitute() {
     assert_eq!((&line["layout"], &line["precision"]), (&"nchw".into(), &"fp32".into()));
     let bytes = |name: &str| line[name].as_u64().unwrap();
     assert!(bytes("arena_bytes") >= bytes("arena_bound_bytes") && bytes("arena_bound_bytes") > 600_000);
+    assert!(bytes("arena_sum_bytes") > 2 * bytes("arena_bytes"), "many values share it: {line}");
 }
 
 /// Values of a file that `--outputs` wrote.
@@ -357,7 +384,9 @@ fn tensors_of_the_first_instance_are_written_as_little_endian_values() {
         let folder = folder.join(engine);
         let path = folder.to_str().unwrap();
         let run = ["run", "squeezenet-1.1", "--engine", engine, "--seconds", "0", "--warmup", "0"];
-        said(0, &[&run[..], &["--instances", instances, "--outputs", path]].concat());
+        let said = said(0, &[&run[..], &["--instances", instances, "--outputs", path]].concat());
+        assert_eq!(said.contains("sum "), engine == "twin", "the memory of a plan: {said}");
+        assert!(said.contains("overlap: none: "), "{said}");
         (values(&folder, "input-0.f32"), values(&folder, "output-0.f32"))
     };
     let ((input, wanted), (same_input, found)) = (of("cpu", "2"), of("twin", "1"));
@@ -425,6 +454,24 @@ fn gpu_instances_are_right_and_timed_however_they_are_launched() {
             let timed = line["layout_periods_us"].as_object().map_or(0, |periods| periods.len());
             assert_eq!(timed, if engine == "cuda" && precision == "fp32" { 2 } else { 0 }, "{line}");
         }
+    }
+}
+
+#[test]
+fn gpu_energy_and_connections_are_in_the_line() {
+    let gpu = need!(gpu::Gpu::first(), gpu, "one CUDA device");
+    let run =
+        ["run", "squeezenet-1.1", "--engine", "own", "--seconds", "1.2", "--instances", "4", "--json", "-"];
+    let line: Value = serde_json::from_str(&said(0, &run)).unwrap();
+    check_line(&line, 4);
+    assert_eq!(line["connections"], 32, "{line}");
+    match gpu::nvml::EnergyCounter::of(gpu) {
+        Ok(_) => {
+            let joule = line["energy_mj_per_run"].as_f64().unwrap_or_else(|| panic!("{line}")) / 1e3;
+            let watt = joule * line["runs_per_s"].as_f64().unwrap();
+            assert!((5.0..2000.0).contains(&watt), "{watt} W: {line}");
+        }
+        Err(error) => assert!(line["energy"].as_str().unwrap().contains(&error.to_string()), "{line}"),
     }
 }
 
