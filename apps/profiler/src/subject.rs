@@ -74,7 +74,7 @@ impl OnGpu {
         let (gpu, toolkit) = options.device(engine)?;
         let device = format!("{}, {}", gpu.name()?, gpu.arch()?);
         // Kept until the model has a share in it, so that it is made here and once.
-        let context = gpu::Context::new(gpu)?;
+        let context = gpu::Context::new(gpu).map_err(EngineError::from)?;
         start.part("context");
         let libraries = match engine {
             Engine::Cuda => Libraries::needed(options.cudnn.as_deref()),

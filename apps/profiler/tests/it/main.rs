@@ -8,8 +8,10 @@ use std::process::{Command, Output};
 use inference::engine::Engine as _;
 use inference::engine::onnx_runtime::Runtime;
 use measure::need;
+use prost::Message;
 use serde_json::Value;
 use zoo::Manifest;
+use zoo::onnx::{Extent, Model};
 use zoo::postprocess::Answer;
 use zoo::preprocess::{Image, test_image};
 
@@ -48,9 +50,56 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
+/// Files of SqueezeNet that are wrong, each with words of what is said.
+fn wrong_files(folder: &Path) -> Vec<(String, Vec<&'static str>)> {
+    let whole = manifest("squeezenet-1.1").build();
+    let changed = |change: fn(&mut Model)| {
+        let mut model = Model::decode(&whole[..]).unwrap();
+        change(&mut model);
+        model.encode_to_vec()
+    };
+    let no_onnx = ["not an ONNX model, or only a part of one", "export or fetch it again"];
+    let corrupt = [&[whole[0] ^ 0xff], &whole[1..]].concat();
+    let opset = changed(|model| model.opset_import[0].version = 99);
+    let dynamic = changed(|model| {
+        let of = model.graph.as_mut().unwrap().input[0].r#type.as_mut().unwrap().tensor_type.as_mut();
+        of.unwrap().shape.as_mut().unwrap().dim[2].extent = Some(Extent::Parameter("height".into()));
+    });
+    // 9 channels of windows of 3 x 1, where the image has 3.
+    let chain = changed(|model| model.graph.as_mut().unwrap().initializer[0].dims = vec![64, 9, 3, 1]);
+    let nan = changed(|model| {
+        let weights = &mut model.graph.as_mut().unwrap().initializer[0].raw_data;
+        weights[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    let files = [
+        ("cut", whole[..whole.len() / 2].to_vec(), no_onnx.to_vec()),
+        ("corrupt", corrupt, no_onnx.to_vec()),
+        ("opset", opset, vec!["version 99", "export the model with opset 17"]),
+        ("dynamic", dynamic, vec!["axis 2 is dynamic (height)", "export the model with fixed shapes"]),
+        ("chain", chain, vec!["node features.0 (Conv)", "64x9x3x1", "onnxsim"]),
+        (
+            "nan",
+            nan,
+            vec!["of node features.0 (Conv)", "element 0 is NaN", "export or fetch the model again"],
+        ),
+    ];
+    let written = files.into_iter().map(|(name, file, words)| {
+        let path = folder.join(format!("{name}.onnx"));
+        std::fs::write(&path, file).unwrap();
+        (path.to_str().unwrap().to_owned(), words)
+    });
+    written.collect()
+}
+
+/// The command that is given such a file, and what it says.
+fn given<'a>((path, words): &'a (String, Vec<&'static str>)) -> (Vec<&'a str>, Vec<&'a str>) {
+    (vec!["check", "squeezenet-1.1", "--model-file", path], [&[&**path], &words[..]].concat())
+}
+
 #[test]
 fn bad_input_is_one_line_that_says_what_to_do() {
     let folder = folder("bad");
+    let wrong_files = wrong_files(&folder);
     let (text, store, short) = (folder.join("text.onnx"), folder.join("store"), folder.join("short.ppm"));
     std::fs::write(&short, "P6 2 2 255 eleven byte").unwrap();
     std::fs::write(&text, "no model").unwrap();
@@ -67,7 +116,7 @@ fn bad_input_is_one_line_that_says_what_to_do() {
         ),
         (
             vec!["check", "squeezenet-1.1", "--model-file", text],
-            vec![text, "is no SqueezeNet 1.1", "no ONNX file"],
+            vec![text, "not an ONNX model", "export or fetch it again"],
         ),
         (
             vec!["check", "squeezenet-1.1", "--store", store],
@@ -130,7 +179,10 @@ fn bad_input_is_one_line_that_says_what_to_do() {
         ([&run[..], &["twin", "--gpu", "3"]].concat(), vec!["--gpu is for --engine own and cuda"]),
         ([&run[..], &["cpu", "--cuda", "/opt"]].concat(), vec!["--cuda is for --engine own and cuda", "cpu"]),
         ([&run[..], &["own", "--cudnn", "/opt"]].concat(), vec!["--cudnn is for --engine cuda"]),
-    ] {
+    ]
+    .into_iter()
+    .chain(wrong_files.iter().map(given))
+    {
         let output = profiler(&arguments);
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{arguments:?}: {error}");
@@ -473,6 +525,32 @@ fn gpu_energy_and_connections_are_in_the_line() {
         }
         Err(error) => assert!(line["energy"].as_str().unwrap().contains(&error.to_string()), "{line}"),
     }
+}
+
+#[test]
+fn gpu_memory_that_is_full_ends_with_one_line_and_what_to_do() {
+    let gpu = need!(gpu::Gpu::first(), gpu, "one CUDA device");
+    let context = gpu::Context::new(gpu).unwrap();
+    // Room for a context and kernels, not for an arena of 5 GB.
+    let spare = gpu::DeviceMemory::new(&context, 2 << 30).unwrap();
+    let (mut all, mut bytes) = (Vec::new(), 1 << 36);
+    while bytes >= 1 << 24 {
+        match gpu::DeviceMemory::new(&context, bytes) {
+            Ok(memory) => all.push(memory),
+            Err(_) => bytes /= 2,
+        }
+    }
+    let run = ["run", "super-resolution-x1", "--engine", "own", "--batch", "32", "--seconds", "0"];
+    let refused = |word: &str| {
+        let output = profiler(&run);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{error}");
+        let words = [word, "CUDA_ERROR_OUT_OF_MEMORY", "a smaller batch", "end what else uses that GPU"];
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    };
+    refused("profiler: ");
+    drop(spare);
+    refused("the arena: ");
 }
 
 #[test]
