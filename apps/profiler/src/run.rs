@@ -215,7 +215,7 @@ fn write_all(folder: &Path, inputs: &[Vec<f32>], outputs: &[Vec<f32>]) -> Result
         for (name, tensors) in [("input", inputs), ("output", outputs)] {
             for (number, tensor) in tensors.iter().enumerate() {
                 let bytes: Vec<u8> = tensor.iter().flat_map(|element| element.to_le_bytes()).collect();
-                fs::write(folder.join(format!("{name}-{number}.f32")), bytes)?;
+                measure::write_whole(&folder.join(format!("{name}-{number}.f32")), &bytes)?;
             }
         }
         Ok(())
