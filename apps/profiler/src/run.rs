@@ -44,7 +44,7 @@ const SPANNED: Duration = Duration::from_millis(300);
 
 /// Whether every instance computed what it computes alone.
 pub fn run(options: &Options) -> Result<bool> {
-    let engine = options.engine;
+    let (engine, taken) = options.engine();
     let on_a_gpu = engine.is_on_a_gpu();
     ensure!(
         on_a_gpu || options.launch.is_none(),
@@ -57,6 +57,9 @@ pub fn run(options: &Options) -> Result<bool> {
     options.gpu.check(engine)?;
     let formats = options.format.formats(engine)?;
     let connections = if on_a_gpu { Some(connections()?) } else { None };
+    if let Some(taken) = taken {
+        complain!("profiler: {taken}");
+    }
     let mut start = Start::of_this_process();
     let model = Model::find(&options.model)?;
     start.part("import_plan");

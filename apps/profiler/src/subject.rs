@@ -48,6 +48,13 @@ impl Gpu {
         }
     }
 
+    /// A GPU with all that `--engine cuda` needs, in words; no context is made. Error: what is missing.
+    pub fn has_libraries(&self) -> Result<String> {
+        let gpu = gpu::Gpu::of_ordinal(self.gpu.unwrap_or(0))?;
+        Toolkit::find(self.cuda.as_deref())?;
+        Ok(format!("{}, cuDNN {}", gpu.name()?, gpu::cudnn::version(self.cudnn.as_deref())?))
+    }
+
     /// The GPU, and the toolkit that compiles its kernels. Errors: each with where it was looked for.
     pub fn device(&self, engine: Engine) -> Result<(gpu::Gpu, Toolkit)> {
         let none = || {

@@ -352,6 +352,19 @@ fn fewer_connections_than_streams_need_are_said() {
     }
 }
 
+#[test]
+fn without_an_engine_a_gpu_with_its_libraries_runs_the_model_or_else_the_processor() {
+    need!(reference(), reference, "ONNX Runtime");
+    let output = profiler(&["run", "squeezenet-1.1", "--seconds", "0", "--warmup", "0", "--json", "-"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    let line: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{error}"));
+    let taken = error.lines().next().unwrap();
+    match taken.strip_prefix("profiler: --engine cpu, in the place of a GPU: ") {
+        Some(why) => assert!(line["engine"] == "cpu" && !why.is_empty(), "{error}"),
+        None => assert!(line["engine"] == "cuda" && taken.contains("cuDNN 9"), "{error}"),
+    }
+}
+
 /// What a line says in any case.
 fn check_line(line: &Value, instances: u64) {
     assert_eq!(line["kind"], "profiler-run");
