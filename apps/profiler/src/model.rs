@@ -58,7 +58,7 @@ impl Model {
         let root = folder.ancestors().nth(2).unwrap_or(&folder).to_owned();
         let batch = usize::from(options.batch);
         let (file, weights) = match &options.model_file {
-            Some(path) => (given(&manifest, path, batch)?, path.display().to_string()),
+            Some(path) => (given(path, batch)?, path.display().to_string()),
             None if batch > 1 => {
                 let weights = format!("seeded weights, built in memory for batch {batch}");
                 (manifest.architecture.build(batch).encode_to_vec(), weights)
@@ -68,7 +68,12 @@ impl Model {
                 store.seeded(&manifest)?
             }
         };
+        // Before the manifest's counts: the importer says what is wrong with a file, where, and what helps.
         let graph = import(&file, batch).with_context(|| weights.clone())?;
+        if options.model_file.is_some() {
+            let other = || format!("--model-file {weights} is no {}", manifest.title);
+            manifest.verify_trained(&file).with_context(other)?;
+        }
         Ok(Model { manifest, batch, file, weights, graph, root })
     }
 
@@ -96,13 +101,9 @@ pub fn views(tensors: &[Vec<f32>]) -> Vec<&[f32]> {
     tensors.iter().map(Vec::as_slice).collect()
 }
 
-/// A file that the user names: it must have the manifest's shapes.
-fn given(manifest: &Manifest, path: &Path, batch: usize) -> Result<Vec<u8>> {
-    let file = std::fs::read(path).with_context(|| format!("--model-file {}", path.display()))?;
+/// A file that the user names.
+fn given(path: &Path, batch: usize) -> Result<Vec<u8>> {
     let name = path.display();
-    manifest
-        .verify_trained(&file)
-        .with_context(|| format!("--model-file {name} is no {}", manifest.title))?;
     ensure!(batch == 1, "--model-file {name}: its batch is in the file; leave --batch out");
-    Ok(file)
+    std::fs::read(path).with_context(|| format!("--model-file {name}"))
 }

@@ -19,6 +19,15 @@ pub struct Overlap {
     pub window_ns: u64,
 }
 
+/// Why there is no overlap of so many instances; `stamped`: by graphs whose runs are stamped.
+pub fn why_none(instances: u16, stamped: bool) -> &'static str {
+    match (instances, stamped) {
+        (1, _) => "one instance runs alone",
+        (_, false) => "no stamps say when a run begins and ends: --launch self and while have them",
+        (_, true) => "at no time had all instances begun and not yet ended their runs",
+    }
+}
+
 /// Of each instance its runs, in their order. `None`: fewer than two instances; or no time in which all have
 /// run, which shows that they do not overlap.
 pub fn overlap(instances: &[Vec<Stamp>]) -> Option<Overlap> {

@@ -1,7 +1,6 @@
 //! Images in files: PPM (P6) with 8 bits a colour, as netpbm's `ppm(5)` defines it.
 
-use std::fs::{self, File};
-use std::io::Write as _;
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -40,9 +39,8 @@ fn parse(mut file: Vec<u8>) -> Option<Image> {
 
 /// Writes an image whose bytes are red, green and blue.
 pub fn write(path: &Path, image: &Image) -> std::io::Result<()> {
-    let mut file = File::create(path)?;
-    write!(file, "P6\n{} {}\n255\n", image.width, image.height)?;
-    file.write_all(&image.pixels)
+    let header = format!("P6\n{} {}\n255\n", image.width, image.height);
+    measure::write_whole(path, &[header.as_bytes(), &image.pixels].concat())
 }
 
 /// From red, green and blue to this order, or from it.

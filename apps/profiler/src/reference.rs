@@ -31,7 +31,7 @@ pub fn run(options: &Options) -> Result<bool> {
         let outputs = compute(&[&input]).with_context(|| format!("test input {number}"))?;
         bytes.extend(outputs.iter().flatten().flat_map(|value| value.to_le_bytes()));
     }
-    std::fs::write(&options.out, &bytes).with_context(|| format!("--out {}", options.out.display()))?;
+    measure::write_whole(&options.out, &bytes).with_context(|| format!("--out {}", options.out.display()))?;
     let inputs = options.inputs;
     say!(
         "{}: outputs of {inputs} test inputs, {} bytes: {}",

@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::engine::name;
 use crate::format::{Layout, Precision};
 use crate::model::Model;
-use crate::overlap::Overlap;
+use crate::overlap::{Overlap, why_none};
 use crate::run_options::{Launch, Options};
 use crate::together::ConcurrentRuns;
 
@@ -31,11 +31,17 @@ pub struct Facts {
     pub libraries: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
+    /// `CUDA_DEVICE_MAX_CONNECTIONS`, on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u32>,
     /// Bytes of an instance's arena, and the least that any arena for these steps has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arena_bytes: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arena_bound_bytes: Option<usize>,
+    /// What the arena's values take together, without sharing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arena_sum_bytes: Option<usize>,
     /// Bytes that an instance has for libraries.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workspace_bytes: Option<usize>,
@@ -52,6 +58,7 @@ impl Facts {
     pub fn memory_of(&mut self, plan: &Plan, workspace: usize) {
         self.arena_bytes = Some(plan.arena.bytes);
         self.arena_bound_bytes = Some(plan.arena.bound);
+        self.arena_sum_bytes = Some(plan.arena.sum);
         self.workspace_bytes = Some(workspace);
     }
 
@@ -93,6 +100,11 @@ struct Line<'a> {
     outputs_wrong: u64,
     #[serde(flatten)]
     stamps: Option<StampTimes>,
+    /// How far instances ran at the same time.
+    overlap: Option<Overlap>,
+    /// Why that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_overlap: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     energy_mj_per_run: Option<f64>,
     /// Why the energy is not known.
@@ -109,8 +121,6 @@ struct Line<'a> {
 struct StampTimes {
     /// From the end of a run to the end of the next one.
     period: Summary,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    overlap: Option<Overlap>,
     clock_step_ns: u64,
     stamps_lost: u64,
     outputs_compared_meanwhile: u64,
@@ -137,7 +147,7 @@ fn timer(launch: Option<Launch>) -> Timer {
 /// Prints what was measured, and whether all outputs were right. `start`: the way to the first answer, for
 /// people.
 pub fn report(
-    options: &Options,
+    (options, engine): (&Options, Engine),
     model: &Model,
     (facts, start): (Facts, &str),
     provenance: Provenance,
@@ -148,12 +158,13 @@ pub fn report(
     let mut histogram = Histogram::new();
     measured.iter().for_each(|one| histogram.merge(&one.histogram));
     let [input_bytes, output_bytes] = model.bytes();
+    let overlap = stamps.as_ref().and_then(|stamps| stamps.overlap);
     let outputs_wrong = measured.iter().map(|one| one.wrong).sum();
     let line = Line {
         kind: "profiler-run",
         model: &model.manifest.name,
         weights: &model.weights,
-        engine: options.engine,
+        engine,
         precision: options.format.precision,
         batch: model.batch,
         instances: options.instances,
@@ -169,12 +180,13 @@ pub fn report(
         quantiles_ns: (0..=1000).map(|at| histogram.percentile_ns(f64::from(at) / 10.0)).collect(),
         outputs_compared: measured.iter().map(|one| one.compared).sum(),
         outputs_wrong,
+        overlap,
+        no_overlap: overlap.is_none().then(|| why_none(options.instances, stamps.is_some())),
         energy_mj_per_run: energy.as_ref().ok().copied(),
         energy: energy.err().map(|why| format!("n/a: {why}")),
         stamps: stamps.and_then(|stamps| {
             Some(StampTimes {
                 period: Summary::exact(stamps.periods_ns)?,
-                overlap: stamps.overlap,
                 clock_step_ns: stamps.clock_step_ns,
                 stamps_lost: stamps.lost,
                 outputs_compared_meanwhile: stamps.meanwhile,
@@ -182,7 +194,7 @@ pub fn report(
             })
         }),
         label: provenance.label(&[Part::Gpu]),
-        substitute: match options.engine {
+        substitute: match engine {
             Engine::Cpu => Some("the processor, in the place of a GPU"),
             Engine::Twin => Some("the host twin, in the place of a GPU"),
             Engine::Own | Engine::Cuda => None,
@@ -228,10 +240,12 @@ fn say_line(line: &Line<'_>, model: &Model, start: &str) {
         line.outputs_wrong
     );
     let facts = &line.facts;
-    if let (Some(arena), Some(bound), Some(work)) =
-        (facts.arena_bytes, facts.arena_bound_bytes, facts.workspace_bytes)
+    if let (Some(arena), Some(bound), Some(sum), Some(work)) =
+        (facts.arena_bytes, facts.arena_bound_bytes, facts.arena_sum_bytes, facts.workspace_bytes)
     {
-        say!("memory of an instance, bytes: arena {arena} (bound {bound}), workspace {work}");
+        say!(
+            "memory of an instance, bytes: arena {arena} (bound {bound}, sum {sum} without sharing), workspace {work}"
+        );
     }
     if let Some(span_ns) = facts.span_ns {
         say!(
@@ -250,13 +264,14 @@ fn say_line(line: &Line<'_>, model: &Model, start: &str) {
         let ended = if stamps.copies_wait { "; then a copy waited for the graphs" } else { "" };
         say!("outputs compared while the instances ran: {}{ended}", stamps.outputs_compared_meanwhile);
     }
-    if let Some(overlap) = line.stamps.as_ref().and_then(|stamps| stamps.overlap) {
-        say!(
+    match line.overlap {
+        Some(overlap) => say!(
             "overlap: {:.2} runs at once on average; {:.1}% of {} runs overlap another instance's",
             overlap.at_once_mean,
             100.0 * overlap.overlapping_share,
             overlap.runs
-        );
+        ),
+        None => say!("overlap: none: {}", line.no_overlap.unwrap_or_default()),
     }
     say!("from the process's start to the first answer, ms: {start}");
     let substitute = line.substitute.map_or_else(String::new, |what| format!("; a substitute: {what}"));

@@ -32,7 +32,7 @@ use crate::together::{Alone, side_by_side};
 use crate::turns::by_themselves;
 
 /// What CUDA needs to run as many streams side by side, set before a context is made.
-const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+const CONNECTIONS: (&str, u32) = ("CUDA_DEVICE_MAX_CONNECTIONS", 32);
 /// Runs that `--launch graph` puts into a stream before it waits.
 const ENQUEUED: usize = 100;
 /// Outputs of a GPU's instance are compared after so many waits, and after the last one: to copy them takes
@@ -44,22 +44,21 @@ const SPANNED: Duration = Duration::from_millis(300);
 
 /// Whether every instance computed what it computes alone.
 pub fn run(options: &Options) -> Result<bool> {
-    let on_a_gpu = options.engine.is_on_a_gpu();
+    let (engine, taken) = options.engine();
+    let on_a_gpu = engine.is_on_a_gpu();
     ensure!(
         on_a_gpu || options.launch.is_none(),
         "--launch is for --engine own and cuda: other engines are called"
     );
     ensure!(
-        options.engine == Engine::Cpu || options.threads.is_none(),
+        engine == Engine::Cpu || options.threads.is_none(),
         "--threads is for --engine cpu: the twin uses all cores, a GPU none"
     );
-    options.gpu.check(options.engine)?;
-    let formats = options.format.formats(options.engine)?;
-    if on_a_gpu && std::env::var_os(CONNECTIONS.0).is_none() {
-        let us = std::env::current_exe().context("finding this program")?;
-        let mut again = Command::new(us);
-        again.args(std::env::args_os().skip(1)).env(CONNECTIONS.0, CONNECTIONS.1);
-        return Err(again.exec()).context("starting again");
+    options.gpu.check(engine)?;
+    let formats = options.format.formats(engine)?;
+    let connections = if on_a_gpu { Some(connections()?) } else { None };
+    if let Some(taken) = taken {
+        complain!("profiler: {taken}");
     }
     let mut start = Start::of_this_process();
     let model = Model::find(&options.model)?;
@@ -76,13 +75,13 @@ pub fn run(options: &Options) -> Result<bool> {
     let mut plans = model.plans(&formats)?;
     start.part("import_plan");
     if std::io::stderr().is_terminal() {
-        let (seconds, engine) = (options.seconds, name(options.engine));
+        let (seconds, engine) = (options.seconds, name(engine));
         complain!("profiler: {} on {engine}: it is loaded, then timed for {seconds} s", model.manifest.name);
     }
     let layout = formats.first().map(|&format| Layout::of(format));
-    let mut facts = Facts { layout, ..Facts::default() };
+    let mut facts = Facts { layout, connections, ..Facts::default() };
     let no_gpu = Meter::none("no GPU runs the model");
-    let together = match options.engine {
+    let together = match engine {
         Engine::Cpu => {
             let runtime = Runtime::load(options.model.onnxruntime.as_deref())?;
             let version = measure::provenance::library_version("libonnxruntime.so");
@@ -104,7 +103,7 @@ pub fn run(options: &Options) -> Result<bool> {
             side_by_side(called(options, &model, &mut start, make)?, options, 1, &no_gpu)?
         }
         Engine::Own | Engine::Cuda => {
-            let on_gpu = OnGpu::load(&options.gpu, options.engine, plans, &mut start)?;
+            let on_gpu = OnGpu::load(&options.gpu, engine, plans, &mut start)?;
             (provenance.gpu, provenance.gpu_device) = (Label::Hardware, on_gpu.device.clone());
             provenance.versions.insert("cuda".into(), ::gpu::driver_version()?);
             let loaded = &on_gpu.loaded;
@@ -120,6 +119,8 @@ pub fn run(options: &Options) -> Result<bool> {
                 |instance, inputs| Ok(instance.run(&views(inputs))?),
             )?;
             facts.span_ns = Some(span_ns(&instances[0].0)?);
+            // What is found from here on was not left by the runs alone.
+            instances.iter().try_for_each(|(instance, _)| instance.wipe())?;
             let meter = Meter::of(on_gpu.gpu);
             match launch {
                 Launch::ByItself | Launch::While => by_themselves(instances, launch, options, &meter)?,
@@ -135,7 +136,26 @@ pub fn run(options: &Options) -> Result<bool> {
         }
     };
     facts.start_ms = start.ms();
-    report::report(options, &model, (facts, &start.line()), provenance, together)
+    report::report((options, engine), &model, (facts, &start.line()), provenance, together)
+}
+
+/// How many connections CUDA is told to have. Where nothing is set, this program starts again with [`CONNECTIONS`].
+fn connections() -> Result<u32> {
+    let (variable, most) = CONNECTIONS;
+    let Some(set) = std::env::var_os(variable) else {
+        let us = std::env::current_exe().context("finding this program")?;
+        let mut again = Command::new(us);
+        again.args(std::env::args_os().skip(1)).env(variable, most.to_string());
+        return Err(again.exec()).context("starting again");
+    };
+    let set = set.to_string_lossy();
+    let connections = set.parse().with_context(|| format!("{variable}={set} is no number; unset it"))?;
+    if connections < most {
+        complain!(
+            "profiler: {variable} is {connections}, not {most}: instances may wait for one another; unset it"
+        );
+    }
+    Ok(connections)
 }
 
 /// The GPU's time of one run alone, the host having launched it: the median.
@@ -198,7 +218,7 @@ fn write_all(folder: &Path, inputs: &[Vec<f32>], outputs: &[Vec<f32>]) -> Result
         for (name, tensors) in [("input", inputs), ("output", outputs)] {
             for (number, tensor) in tensors.iter().enumerate() {
                 let bytes: Vec<u8> = tensor.iter().flat_map(|element| element.to_le_bytes()).collect();
-                fs::write(folder.join(format!("{name}-{number}.f32")), bytes)?;
+                measure::write_whole(&folder.join(format!("{name}-{number}.f32")), &bytes)?;
             }
         }
         Ok(())

@@ -12,9 +12,10 @@ use crate::{format, model, subject};
 pub struct Options {
     #[command(flatten)]
     pub model: model::Choice,
-    /// What runs the model.
+    /// What runs the model [default: cuda where there is a GPU with CUDA's toolkit and cuDNN, else cpu; a line on standard error says
+    /// which].
     #[arg(long, value_enum)]
-    pub engine: Engine,
+    pub engine: Option<Engine>,
     #[command(flatten)]
     pub format: format::Choice,
     /// How a GPU is told to run: with --engine own or cuda [default: self].
@@ -59,6 +60,19 @@ pub enum Launch {
     ByItself,
     /// A WHILE node runs the graph again and again.
     While,
+}
+
+impl Options {
+    /// The engine that was named; else the usual one, and what a line says of it.
+    pub fn engine(&self) -> (Engine, Option<String>) {
+        let Some(engine) = self.engine else {
+            return match self.gpu.has_libraries() {
+                Ok(found) => (Engine::Cuda, Some(format!("--engine cuda: {found}"))),
+                Err(why) => (Engine::Cpu, Some(format!("--engine cpu, in the place of a GPU: {why:#}"))),
+            };
+        };
+        (engine, None)
+    }
 }
 
 /// Seconds, a day at most.

@@ -48,6 +48,13 @@ impl Gpu {
         }
     }
 
+    /// A GPU with all that `--engine cuda` needs, in words; no context is made. Error: what is missing.
+    pub fn has_libraries(&self) -> Result<String> {
+        let gpu = gpu::Gpu::of_ordinal(self.gpu.unwrap_or(0))?;
+        Toolkit::find(self.cuda.as_deref())?;
+        Ok(format!("{}, cuDNN {}", gpu.name()?, gpu::cudnn::version(self.cudnn.as_deref())?))
+    }
+
     /// The GPU, and the toolkit that compiles its kernels. Errors: each with where it was looked for.
     pub fn device(&self, engine: Engine) -> Result<(gpu::Gpu, Toolkit)> {
         let none = || {
@@ -74,7 +81,7 @@ impl OnGpu {
         let (gpu, toolkit) = options.device(engine)?;
         let device = format!("{}, {}", gpu.name()?, gpu.arch()?);
         // Kept until the model has a share in it, so that it is made here and once.
-        let context = gpu::Context::new(gpu)?;
+        let context = gpu::Context::new(gpu).map_err(EngineError::from)?;
         start.part("context");
         let libraries = match engine {
             Engine::Cuda => Libraries::needed(options.cudnn.as_deref()),

@@ -24,7 +24,7 @@ const COPY: Duration = Duration::from_secs(2);
 const KEPT: usize = 1 << 20;
 const KEPT_OF_ALL: usize = 1 << 24;
 
-/// Graphs that launch themselves, all at once.
+/// Graphs that launch themselves, all at once. Their outputs hold nothing of the runs alone any more.
 pub fn by_themselves(
     instances: Vec<Alone<Instance>>,
     launch: Launch,
@@ -45,6 +45,7 @@ pub fn by_themselves(
         graph.start()?;
     }
     let mut watch = GraphMonitor::new(&all);
+    watch.first_turns()?;
     watch.until(Duration::from_secs_f64(options.warmup), 0)?;
     let runs = options.runs.div_ceil(all.len() as u64);
     let (window, first) = (meter.begin(), watch.turns());
@@ -55,6 +56,7 @@ pub fn by_themselves(
     let GraphMonitor { mut measured, copies_wait, .. } = watch;
     all.iter().for_each(|(graph, _)| graph.graph().cancel());
     let meanwhile = measured.iter().map(|one| one.compared).sum();
+    ensure!(copies_wait || meanwhile > 0, "no outputs were compared while the instances ran");
     let mut stamps = Stamps { meanwhile, copies_wait, ..Stamps::default() };
     let mut of_all: Vec<Vec<Stamp>> = Vec::new();
     for (((graph, alone), measured), (first, last)) in
@@ -111,6 +113,15 @@ impl<'a> GraphMonitor<'a> {
 
     fn turns(&self) -> Vec<u32> {
         self.all.iter().map(|(graph, _)| graph.graph().turns()).collect()
+    }
+
+    /// Until each instance has written its outputs once: before that they hold nothing to compare.
+    fn first_turns(&mut self) -> Result<()> {
+        while self.turns().contains(&0) {
+            self.alive()?;
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     /// For so long, until each instance has had so many turns, and until the outputs of each were compared.

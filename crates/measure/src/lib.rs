@@ -14,6 +14,7 @@ pub mod need;
 pub mod provenance;
 pub mod revision;
 pub mod timer;
+pub mod write_whole;
 
 pub use background_load::BackgroundLoad;
 pub use histogram::{Histogram, Summary};
@@ -24,3 +25,4 @@ pub use loopback::Loopback;
 pub use provenance::Provenance;
 pub use revision::Revision;
 pub use timer::Timer;
+pub use write_whole::write_whole;

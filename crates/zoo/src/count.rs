@@ -17,7 +17,7 @@ use crate::onnx::{Dimension, Extent, Graph, Model, Node, ValueInfo};
 pub enum CountError {
     #[error("the file has no graph")]
     NoGraph,
-    #[error("{value}: the shape is not fixed")]
+    #[error("{value}: the shape is not fixed; export the model with fixed shapes")]
     Dynamic { value: String },
     #[error("node {node}: {value} is neither an input, a weight nor the output of an earlier node")]
     Unknown { node: String, value: String },

@@ -360,7 +360,9 @@ impl Manifest {
     }
 
     fn decode(&self, file: &[u8]) -> Result<Model, ManifestError> {
-        Model::decode(file).map_err(|error| self.wrong(format!("no ONNX file: {error}")))
+        Model::decode(file).map_err(|error| {
+            self.wrong(format!("no ONNX file, or only a part of one: {error}; export or fetch it again"))
+        })
     }
 
     fn wrong(&self, what: String) -> ManifestError {

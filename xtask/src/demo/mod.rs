@@ -244,7 +244,8 @@ fn faults(run: &Value, served: &Value, answers: u64) -> Vec<String> {
 fn summary(run: &Value, engine: Engine, taken: Duration) -> Vec<String> {
     let number = |pointer: &str| run.pointer(pointer).and_then(Value::as_f64).unwrap_or(f64::NAN);
     let counts = FAULTS.map(|name| format!("{} {name}", run[name])).join(", ");
-    vec![
+    let fetch = || format!("engine: ONNX Runtime instead of the twin by: {}", wheels::ONNX_RUNTIME.by_hand());
+    let lines = [
         format!("counts: {} answers, {counts}; {:.1} s in all", run["answered"], taken.as_secs_f64()),
         format!(
             "times: {:.1} answers/s, p50 {:.2} ms, p99 {:.2} ms; the NIC is emulated and shares these cores: they tell nothing of a card",
@@ -258,7 +259,8 @@ fn summary(run: &Value, engine: Engine, taken: Duration) -> Vec<String> {
             run["link"].as_str().unwrap_or("unknown"),
             engine.label()
         ),
-    ]
+    ];
+    lines.into_iter().chain((engine == Engine::Twin).then(fetch)).collect()
 }
 
 #[cfg(test)]

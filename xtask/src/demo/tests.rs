@@ -99,8 +99,14 @@ fn the_label_says_what_was_no_hardware_and_which_engine_computed() {
     for (engine, words) in
         [(Engine::Onnx, "GPU none; engine: ONNX Runtime"), (Engine::Twin, "GPU emulated; engine: our CUDA")]
     {
-        let label = summary(&run, engine, Duration::ZERO).pop().unwrap();
+        let lines = summary(&run, engine, Duration::ZERO);
+        let label = lines.iter().find(|line| line.starts_with("label: ")).unwrap();
         assert!(label.starts_with("label: NIC emulated, link emulated") && label.contains(words), "{label}");
+        // Beside the twin's label the one command that brings the usual engine.
+        let command =
+            lines.last().unwrap().split_once("instead of the twin by: ").map(|(_, command)| command);
+        let wanted = (engine == Engine::Twin).then(|| wheels::ONNX_RUNTIME.by_hand());
+        assert_eq!(command, wanted.as_deref());
     }
 }
 

@@ -217,9 +217,18 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
     }
     let wrong = number("/outputs_wrong")?;
     let missing = (wrong > 0.0).then(|| format!("{wrong} of {} outputs are wrong", line["outputs_compared"]));
+    let missing = missing.or_else(|| without_overlap(key.x, label, line));
     let detail =
         ["runs", "quantiles_ns", "timer", "clock", "batch", "engine", "precision", "layout", "libraries"];
-    let detail = detail.iter().chain(&["launch", "threads"]);
+    let detail = detail.iter().chain(&[
+        "launch",
+        "threads",
+        "connections",
+        "overlap",
+        "no_overlap",
+        "energy_mj_per_run",
+        "energy",
+    ]);
     let detail = detail.filter_map(|name| Some(((*name).to_owned(), line.get(*name)?.clone())));
     Ok(Point {
         values: values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
@@ -227,6 +236,14 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
         detail: Value::Object(detail.collect()),
         ..Point::new(experiment, key, provenance.label(&[Part::Gpu]), provenance.clone())
     })
+}
+
+/// What a GPU's point of several instances lacks, if nothing shows that they ran at the same time. Substitutes have no stamps that could.
+fn without_overlap(instances: u64, label: Label, line: &Value) -> Option<String> {
+    let share = line.pointer("/overlap/overlapping_share").and_then(Value::as_f64);
+    let why = line["no_overlap"].as_str().unwrap_or("no run overlaps one of another instance");
+    let lacks = instances > 1 && label == Label::Hardware && share.is_none_or(|share| share <= 0.0);
+    lacks.then(|| format!("{instances} instances are not shown to run at the same time: {why}"))
 }
 
 /// What would be measured, drawn and judged (INV-10).
@@ -275,6 +292,7 @@ import json, math, sys
 n, label, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 line = {"kind": "profiler-run", "runs": 500 * n, "runs_per_s": 2000 + 1300 * math.log2(n), "input_bytes": 602112, "output_bytes": 4000,
     "timer": {"name": "run_ns"}, "engine": sys.argv[4], "outputs_compared": n, "outputs_wrong": WRONG, "label": label,
+    "overlap": {"overlapping_share": SHARE} if n > 1 and label == "hardware" else None, "connections": 32,
     "quantiles_ns": [480000 * n + 100 * n * n * place for place in range(QUANTILES)]}
 open(out, "a").write(json.dumps(line) + "\n")
 EOF
@@ -293,7 +311,7 @@ EOF
     }
 
     fn good() -> String {
-        PROFILER.replace("WRONG", "0").replace("QUANTILES", "1001")
+        PROFILER.replace("WRONG", "0").replace("QUANTILES", "1001").replace("SHARE", "0.9")
     }
 
     fn summary(out: &Path) -> Value {
@@ -331,6 +349,9 @@ EOF
             let points = json_lines::read::<Point>(&out.join("results.jsonl")).unwrap().records;
             let cudnn = points[0].provenance.versions.get("cudnn").map(String::as_str);
             assert!(points.iter().all(|point| point.detail["engine"] == by), "{name}");
+            let proven = |point: &&Point| point.detail["overlap"]["overlapping_share"] == 0.9;
+            let count = if label == "hardware" { 4 } else { 0 };
+            assert_eq!(points.iter().filter(proven).count(), count, "{name}: levels 4 and 16 of two models");
             assert_eq!(
                 cudnn,
                 [("cuda", "9.19.0"), ("own", "none")]
@@ -430,6 +451,12 @@ EOF
             ("nothing", script("true"), "left 0 lines", false),
             ("quantiles", good().replace("1001", "7"), "7 quantiles, not 1001", false),
             ("label", good().replace("=hardware", "=emulated"), "says gpu emulated", false),
+            (
+                "alone",
+                good().replace("0.9", "0.0"),
+                "4 instances are not shown to run at the same time",
+                false,
+            ),
             ("wrong", good().replace("_wrong\": 0", "_wrong\": 3"), "3.0 of 1 outputs are wrong", false),
         ] {
             let (result, out) = tried(name, "fig2", &example(), &profiler);

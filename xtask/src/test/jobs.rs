@@ -460,7 +460,10 @@ mod tests {
         if std::env::var_os(RUN).is_some() {
             let step = |name: &str| Job::new(name, 0, &[], Work::Step(vec!["true".into()]));
             let jobs = ["a first test step", "a second test step"].map(step);
-            begin(&jobs, &toml::from_str("cpu_minutes = 20\nwall_minutes = 9\n").unwrap());
+            begin(
+                &jobs,
+                &toml::from_str("cpu_minutes = 20\nmodels_cpu_minutes = 4\nwall_minutes = 9\n").unwrap(),
+            );
             let floors = Floors::default();
             let metadata = Metadata { packages: Vec::new() };
             Run::new(Extent::default(), &floors, &metadata, BTreeMap::new()).all(&jobs);

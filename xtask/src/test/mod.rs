@@ -89,7 +89,7 @@ pub fn run(options: &Options) -> Result<()> {
         say!("test: no dpkg here, so that tests may start programs that set-up does not bring");
     }
     let rows = jobs::Run::new(extent, &floors, &metadata, paths).all(&jobs);
-    let taken = meter.taken();
+    let taken = meter.taken(&rows);
     let within = !is_judged || budget.judge(&taken) != BudgetStatus::Failed;
     if is_judged && budget.judge(&taken) != BudgetStatus::Kept {
         say!();

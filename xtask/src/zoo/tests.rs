@@ -299,7 +299,8 @@ fn a_download_goes_on_where_it_ended_and_keeps_nothing_wrong() {
         match (result, wrong) {
             (Ok(path), None) => {
                 assert_eq!(fs::read(path).unwrap(), file, "{name}");
-                assert!(shown.last().is_none_or(|&last| last == 300_000), "{name}: {shown:?}");
+                // Of a part that is whole nothing comes.
+                assert_eq!(shown.last().copied(), (there != 300_000).then_some(300_000), "{name}: {shown:?}");
             }
             (Err(error), Some(words)) => {
                 assert!(format!("{error:#}").contains(words), "{name}: {error:#}");
@@ -308,6 +309,30 @@ fn a_download_goes_on_where_it_ended_and_keeps_nothing_wrong() {
             (result, _) => panic!("{name}: {result:?}"),
         }
     }
+}
+
+/// Says to the test below that it is the download, whose standard error is no terminal.
+const TOLD: &str = "XTASK_ZOO_TOLD";
+
+#[test]
+fn a_download_is_told_in_ten_lines_where_there_is_no_terminal() {
+    let path = workspace::root().join(MANIFESTS).join("super-resolution-x3.toml");
+    let model = Manifest::read(&path).unwrap();
+    if std::env::var_os(TOLD).is_some() {
+        let (file, folder) = (a_file(), Folder::new("told"));
+        let server = Server::start(file.clone(), vec![Cut(100_000), Good]);
+        over_http(&Store::at(&folder.0), &model, &server.weights(&file), &client()).unwrap();
+        return;
+    }
+    let name = "zoo::tests::a_download_is_told_in_ten_lines_where_there_is_no_terminal";
+    let said = crate::process::one_test(name).env(TOLD, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&said.stderr);
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("super-resolution-x3: ")).collect();
+    assert!(said.status.success() && (2..=10).contains(&lines.len()), "{text}");
+    assert!(
+        lines[0] != lines[1] && lines.last() == Some(&"super-resolution-x3: 300000 of 300000 bytes"),
+        "{text}"
+    );
 }
 
 #[test]

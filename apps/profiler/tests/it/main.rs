@@ -8,16 +8,26 @@ use std::process::{Command, Output};
 use inference::engine::Engine as _;
 use inference::engine::onnx_runtime::Runtime;
 use measure::need;
+use prost::Message;
 use serde_json::Value;
 use zoo::Manifest;
+use zoo::onnx::{Extent, Model};
 use zoo::postprocess::Answer;
 use zoo::preprocess::{Image, test_image};
 
+/// The variable that says how many streams run side by side.
+const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
 /// The program, where the tests were built or carried to.
-fn profiler(arguments: &[&str]) -> Output {
+fn command(arguments: &[&str]) -> Command {
     let program = std::env::var("CARGO_BIN_EXE_profiler");
-    let program = program.unwrap_or_else(|_| env!("CARGO_BIN_EXE_profiler").to_owned());
-    Command::new(program).args(arguments).output().unwrap()
+    let mut command = Command::new(program.unwrap_or_else(|_| env!("CARGO_BIN_EXE_profiler").to_owned()));
+    command.args(arguments).env_remove(CONNECTIONS);
+    command
+}
+
+fn profiler(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
 }
 
 /// Standard output of one that ends with this exit code.
@@ -40,9 +50,56 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
+/// Files of SqueezeNet that are wrong, each with words of what is said.
+fn wrong_files(folder: &Path) -> Vec<(String, Vec<&'static str>)> {
+    let whole = manifest("squeezenet-1.1").build();
+    let changed = |change: fn(&mut Model)| {
+        let mut model = Model::decode(&whole[..]).unwrap();
+        change(&mut model);
+        model.encode_to_vec()
+    };
+    let no_onnx = ["not an ONNX model, or only a part of one", "export or fetch it again"];
+    let corrupt = [&[whole[0] ^ 0xff], &whole[1..]].concat();
+    let opset = changed(|model| model.opset_import[0].version = 99);
+    let dynamic = changed(|model| {
+        let of = model.graph.as_mut().unwrap().input[0].r#type.as_mut().unwrap().tensor_type.as_mut();
+        of.unwrap().shape.as_mut().unwrap().dim[2].extent = Some(Extent::Parameter("height".into()));
+    });
+    // 9 channels of windows of 3 x 1, where the image has 3.
+    let chain = changed(|model| model.graph.as_mut().unwrap().initializer[0].dims = vec![64, 9, 3, 1]);
+    let nan = changed(|model| {
+        let weights = &mut model.graph.as_mut().unwrap().initializer[0].raw_data;
+        weights[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    let files = [
+        ("cut", whole[..whole.len() / 2].to_vec(), no_onnx.to_vec()),
+        ("corrupt", corrupt, no_onnx.to_vec()),
+        ("opset", opset, vec!["version 99", "export the model with opset 17"]),
+        ("dynamic", dynamic, vec!["axis 2 is dynamic (height)", "export the model with fixed shapes"]),
+        ("chain", chain, vec!["node features.0 (Conv)", "64x9x3x1", "onnxsim"]),
+        (
+            "nan",
+            nan,
+            vec!["of node features.0 (Conv)", "element 0 is NaN", "export or fetch the model again"],
+        ),
+    ];
+    let written = files.into_iter().map(|(name, file, words)| {
+        let path = folder.join(format!("{name}.onnx"));
+        std::fs::write(&path, file).unwrap();
+        (path.to_str().unwrap().to_owned(), words)
+    });
+    written.collect()
+}
+
+/// The command that is given such a file, and what it says.
+fn given<'a>((path, words): &'a (String, Vec<&'static str>)) -> (Vec<&'a str>, Vec<&'a str>) {
+    (vec!["check", "squeezenet-1.1", "--model-file", path], [&[&**path], &words[..]].concat())
+}
+
 #[test]
 fn bad_input_is_one_line_that_says_what_to_do() {
     let folder = folder("bad");
+    let wrong_files = wrong_files(&folder);
     let (text, store, short) = (folder.join("text.onnx"), folder.join("store"), folder.join("short.ppm"));
     std::fs::write(&short, "P6 2 2 255 eleven byte").unwrap();
     std::fs::write(&text, "no model").unwrap();
@@ -59,7 +116,7 @@ fn bad_input_is_one_line_that_says_what_to_do() {
         ),
         (
             vec!["check", "squeezenet-1.1", "--model-file", text],
-            vec![text, "is no SqueezeNet 1.1", "no ONNX file"],
+            vec![text, "not an ONNX model", "export or fetch it again"],
         ),
         (
             vec!["check", "squeezenet-1.1", "--store", store],
@@ -122,7 +179,10 @@ fn bad_input_is_one_line_that_says_what_to_do() {
         ([&run[..], &["twin", "--gpu", "3"]].concat(), vec!["--gpu is for --engine own and cuda"]),
         ([&run[..], &["cpu", "--cuda", "/opt"]].concat(), vec!["--cuda is for --engine own and cuda", "cpu"]),
         ([&run[..], &["own", "--cudnn", "/opt"]].concat(), vec!["--cudnn is for --engine cuda"]),
-    ] {
+    ]
+    .into_iter()
+    .chain(wrong_files.iter().map(given))
+    {
         let output = profiler(&arguments);
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{arguments:?}: {error}");
@@ -280,6 +340,31 @@ fn an_image_is_answered_with_a_larger_image_in_its_colours() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+#[test]
+fn fewer_connections_than_streams_need_are_said() {
+    for (set, words, lines) in
+        [("8", "CUDA_DEVICE_MAX_CONNECTIONS is 8, not 32", 2), ("many", "=many is no number; unset it", 1)]
+    {
+        let output = command(&["run", "alexnet", "--engine", "own"]).env(CONNECTIONS, set).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(2), lines), "{error}");
+        assert!(error.lines().next().unwrap().contains(words), "{error}");
+    }
+}
+
+#[test]
+fn without_an_engine_a_gpu_with_its_libraries_runs_the_model_or_else_the_processor() {
+    need!(reference(), reference, "ONNX Runtime");
+    let output = profiler(&["run", "squeezenet-1.1", "--seconds", "0", "--warmup", "0", "--json", "-"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    let line: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{error}"));
+    let taken = error.lines().next().unwrap();
+    match taken.strip_prefix("profiler: --engine cpu, in the place of a GPU: ") {
+        Some(why) => assert!(line["engine"] == "cpu" && !why.is_empty(), "{error}"),
+        None => assert!(line["engine"] == "cuda" && taken.contains("cuDNN 9"), "{error}"),
+    }
+}
+
 /// What a line says in any case.
 fn check_line(line: &Value, instances: u64) {
     assert_eq!(line["kind"], "profiler-run");
@@ -297,6 +382,10 @@ fn check_line(line: &Value, instances: u64) {
     for name in ["weights", "timer", "clock", "provenance", "label", "precision", "libraries"] {
         assert!(!line[name].is_null(), "{name}: {line}");
     }
+    assert!(
+        line.get("overlap").is_some_and(|overlap| overlap.is_null() == line["no_overlap"].is_string()),
+        "{line}"
+    );
     let why = line["energy"].as_str();
     assert!(line["energy_mj_per_run"].is_f64() || why.is_some_and(|why| why.starts_with("n/a: ")), "{line}");
     let parts = line["start_ms"].as_object().unwrap();
@@ -320,6 +409,8 @@ fn instances_on_the_processor_give_a_line_each_run_and_right_outputs() {
     check_line(&lines[0], 1);
     check_line(&lines[1], 3);
     assert_eq!((&lines[0]["label"], &lines[0]["provenance"]["gpu"]), (&"none".into(), &"none".into()));
+    let why = [&lines[0], &lines[1]].map(|line| line["no_overlap"].as_str().unwrap());
+    assert!(why[0].contains("runs alone") && why[1].contains("no stamps"), "{why:?}");
     assert!(lines[0]["substitute"].as_str().unwrap().contains("in the place of a GPU"));
     // The manifest's bytes, for one image and for two.
     let bytes =
@@ -341,6 +432,7 @@ fn the_twin_is_labelled_as_a_substitute() {
     assert_eq!((&line["layout"], &line["precision"]), (&"nchw".into(), &"fp32".into()));
     let bytes = |name: &str| line[name].as_u64().unwrap();
     assert!(bytes("arena_bytes") >= bytes("arena_bound_bytes") && bytes("arena_bound_bytes") > 600_000);
+    assert!(bytes("arena_sum_bytes") > 2 * bytes("arena_bytes"), "many values share it: {line}");
 }
 
 /// Values of a file that `--outputs` wrote.
@@ -357,7 +449,9 @@ fn tensors_of_the_first_instance_are_written_as_little_endian_values() {
         let folder = folder.join(engine);
         let path = folder.to_str().unwrap();
         let run = ["run", "squeezenet-1.1", "--engine", engine, "--seconds", "0", "--warmup", "0"];
-        said(0, &[&run[..], &["--instances", instances, "--outputs", path]].concat());
+        let said = said(0, &[&run[..], &["--instances", instances, "--outputs", path]].concat());
+        assert_eq!(said.contains("sum "), engine == "twin", "the memory of a plan: {said}");
+        assert!(said.contains("overlap: none: "), "{said}");
         (values(&folder, "input-0.f32"), values(&folder, "output-0.f32"))
     };
     let ((input, wanted), (same_input, found)) = (of("cpu", "2"), of("twin", "1"));
@@ -426,6 +520,50 @@ fn gpu_instances_are_right_and_timed_however_they_are_launched() {
             assert_eq!(timed, if engine == "cuda" && precision == "fp32" { 2 } else { 0 }, "{line}");
         }
     }
+}
+
+#[test]
+fn gpu_energy_and_connections_are_in_the_line() {
+    let gpu = need!(gpu::Gpu::first(), gpu, "one CUDA device");
+    let run =
+        ["run", "squeezenet-1.1", "--engine", "own", "--seconds", "1.2", "--instances", "4", "--json", "-"];
+    let line: Value = serde_json::from_str(&said(0, &run)).unwrap();
+    check_line(&line, 4);
+    assert_eq!(line["connections"], 32, "{line}");
+    match gpu::nvml::EnergyCounter::of(gpu) {
+        Ok(_) => {
+            let joule = line["energy_mj_per_run"].as_f64().unwrap_or_else(|| panic!("{line}")) / 1e3;
+            let watt = joule * line["runs_per_s"].as_f64().unwrap();
+            assert!((5.0..2000.0).contains(&watt), "{watt} W: {line}");
+        }
+        Err(error) => assert!(line["energy"].as_str().unwrap().contains(&error.to_string()), "{line}"),
+    }
+}
+
+#[test]
+fn gpu_memory_that_is_full_ends_with_one_line_and_what_to_do() {
+    let gpu = need!(gpu::Gpu::first(), gpu, "one CUDA device");
+    let context = gpu::Context::new(gpu).unwrap();
+    // Room for a context and kernels, not for an arena of 5 GB.
+    let spare = gpu::DeviceMemory::new(&context, 2 << 30).unwrap();
+    let (mut all, mut bytes) = (Vec::new(), 1 << 36);
+    while bytes >= 1 << 24 {
+        match gpu::DeviceMemory::new(&context, bytes) {
+            Ok(memory) => all.push(memory),
+            Err(_) => bytes /= 2,
+        }
+    }
+    let run = ["run", "super-resolution-x1", "--engine", "own", "--batch", "32", "--seconds", "0"];
+    let refused = |word: &str| {
+        let output = profiler(&run);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{error}");
+        let words = [word, "CUDA_ERROR_OUT_OF_MEMORY", "a smaller batch", "end what else uses that GPU"];
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    };
+    refused("profiler: ");
+    drop(spare);
+    refused("the arena: ");
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn main() -> ExitCode {
             None
         }
     };
-    say("cuDNN", &cudnn(gpu::cudnn::version()));
+    say("cuDNN", &cudnn(gpu::cudnn::version(None)));
     for gpu in Gpu::all().unwrap_or_default() {
         let name = gpu.to_string();
         match probe(gpu, builder.as_ref()) {
@@ -172,7 +172,7 @@ fn identity(spare: Option<&Path>) -> String {
         Vec::new()
     });
     missing.extend(why.iter().map(|why| quoted(why)));
-    let [cudnn, why_no_cudnn] = match gpu::cudnn::version() {
+    let [cudnn, why_no_cudnn] = match gpu::cudnn::version(None) {
         Ok(version) => [quoted(&version), "null".to_owned()],
         Err(why) => ["null".to_owned(), quoted(&why.to_string())],
     };

@@ -31,6 +31,9 @@ pub trait Engine {
     }
 }
 
+/// What helps where a GPU's memory is full.
+const NO_ROOM: &str = "; run fewer instances or a smaller batch, or end what else uses that GPU";
+
 /// Why a model did not run.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message names its fields")]
@@ -65,16 +68,14 @@ pub enum EngineError {
     #[error("step {step}: {source}")]
     Twin { step: String, source: host_twin::TwinError },
     /// A GPU or its driver refused something.
-    #[error(transparent)]
-    Gpu(#[from] ::gpu::Error),
+    #[error("{}{}", .0, what_helps(.0))]
+    Gpu(::gpu::Error),
     /// A library's kernel failed on the GPU or does not end, and no kernel of this process can run any more. `is_noted`: a file
     /// says so, and a second one leaves it out.
     #[error("step {step}: {by}, which was tried for it: {why}")]
     Tried { step: String, by: String, why: Box<::gpu::Error>, is_noted: bool },
     /// A GPU has no room for a part of a model.
-    #[error(
-        "{model}: {what}: {reason}; run fewer instances or a smaller batch, or end what else uses that GPU"
-    )]
+    #[error("{model}: {what}: {reason}{}", NO_ROOM)]
     Memory { model: String, what: &'static str, reason: String },
     /// A manifest's pre-processing contradicts itself.
     #[error("pre-processing: {reason}")]
@@ -100,6 +101,17 @@ pub enum EngineError {
     /// ONNX Runtime refused something.
     #[error("ONNX Runtime ({at}): {reason}")]
     Runtime { at: String, reason: String },
+}
+
+/// What helps against a refusal of the GPU, as the end of a sentence; else nothing.
+fn what_helps(error: &::gpu::Error) -> &'static str {
+    if error.code() == Some(::gpu::code::OUT_OF_MEMORY) { NO_ROOM } else { "" }
+}
+
+impl From<::gpu::Error> for EngineError {
+    fn from(error: ::gpu::Error) -> EngineError {
+        EngineError::Gpu(error)
+    }
 }
 
 /// Whether inputs have as many elements as the model takes.
@@ -128,4 +140,23 @@ fn gathered(plan: &Plan, step: &Step, place: Place, element: impl Fn(usize) -> f
     let places =
         channels.flat_map(|(image, channel)| (0..pixels).map(move |pixel| at(image, channel, pixel)));
     places.map(|at| element(begin + at * bytes)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_is_full_is_said_with_what_helps_whatever_asked_for_memory() {
+        let error = |code| {
+            let [what, name, text] = ["", " of 8 bytes", "full"].map(str::to_owned);
+            ::gpu::Error::Call { call: "cuMemAlloc", what, code, name, text }
+        };
+        let full = EngineError::from(error(::gpu::code::OUT_OF_MEMORY)).to_string();
+        assert!(
+            full.ends_with("full; run fewer instances or a smaller batch, or end what else uses that GPU"),
+            "{full}"
+        );
+        assert!(!EngineError::from(error(::gpu::code::NOT_READY)).to_string().contains("smaller"));
+    }
 }

@@ -40,6 +40,17 @@ pub enum ImportError {
     Tensor { tensor: String, problem: String },
 }
 
+impl ImportError {
+    /// With the node that reads the tensor.
+    pub(super) fn read_by(self, nodes: &[onnx::Node]) -> ImportError {
+        let ImportError::Tensor { tensor, problem } = self else { return self };
+        let reader = nodes.iter().find(|node| node.input.contains(&tensor));
+        let tensor =
+            reader.map_or_else(|| tensor.clone(), |node| format!("{tensor} of node {}", label(node)));
+        ImportError::Tensor { tensor, problem }
+    }
+}
+
 /// A node's name in messages: what exporters call it, or what it writes, and its operator.
 pub(super) fn label(node: &onnx::Node) -> String {
     let name = if node.name.is_empty() {

@@ -37,7 +37,7 @@ pub fn import(file: &[u8], batch: usize) -> Result<Graph, ImportError> {
     }
     let mut importer = Importer::new(&graph.name, batch);
     for tensor in &graph.initializer {
-        importer.initializer(tensor)?;
+        importer.initializer(tensor).map_err(|error| error.read_by(&graph.node))?;
     }
     for input in &graph.input {
         importer.input(input)?;

@@ -5,6 +5,9 @@ use zoo::onnx::{self, DataType};
 use super::ImportError;
 use crate::graph::Shape;
 
+/// What helps against elements that no exporter writes.
+const DAMAGED: &str = "the weights are damaged: export or fetch the model again";
+
 /// A constant's elements.
 pub(super) enum Elements {
     /// Of a tensor of `f32`.
@@ -31,10 +34,10 @@ pub(super) fn read(name: &str, tensor: &onnx::Tensor) -> Result<Elements, Import
             })?;
             let elements = elements(tensor, &tensor.float_data, f32::from_le_bytes).map_err(wrong)?;
             if elements.len() != shape.count() {
-                return Err(wrong(format!("{} elements for a shape of {shape}", elements.len())));
+                return Err(wrong(format!("{} elements for a shape of {shape}; {DAMAGED}", elements.len())));
             }
             if let Some(at) = elements.iter().position(|element| !element.is_finite()) {
-                return Err(wrong(format!("element {at} is {}; the weights are damaged", elements[at])));
+                return Err(wrong(format!("element {at} is {}; {DAMAGED}", elements[at])));
             }
             Ok(Elements::Floats(shape, elements))
         }

@@ -84,13 +84,13 @@ fn what_is_wrong_with_a_file_is_said_with_its_place_and_what_helps() {
         (
             "cut",
             |model| graph(model).initializer[0].raw_data.truncate(20),
-            &["tensor w", "5 elements", "2x3x1x1"],
+            &["tensor w of node the Conv (Conv)", "5 elements", "2x3x1x1", "fetch the model again"],
         ),
         ("bytes", |model| graph(model).initializer[0].raw_data.truncate(21), &["tensor w", "21 bytes"]),
         (
             "not a number",
             |model| graph(model).initializer[0].raw_data[8..12].copy_from_slice(&f32::NAN.to_le_bytes()),
-            &["tensor w", "element 2 is NaN", "damaged"],
+            &["tensor w of node the Conv (Conv)", "element 2 is NaN", "damaged", "fetch the model again"],
         ),
         (
             "dynamic",

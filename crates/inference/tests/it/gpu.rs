@@ -103,6 +103,8 @@ fn gpu_models_are_those_of_the_twin_and_launch_themselves() {
         instance.wait().unwrap();
         let by_host = since.elapsed() / 100;
         let mut by_itself = instance.self_launching(100).unwrap();
+        by_itself.wipe().unwrap();
+        assert!(by_itself.outputs().unwrap().concat().iter().all(|element| element.is_nan()));
         let since = std::time::Instant::now();
         by_itself.start().unwrap();
         assert_eq!(by_itself.graph().wait(Duration::from_secs(60)).unwrap(), End::LimitReached);
@@ -127,6 +129,7 @@ fn gpu_instances_share_weights_and_nothing_else() {
         instance.bring(&views(inputs)).unwrap();
     }
     // All of them at once, several times.
+    many.iter().for_each(|(instance, _)| instance.wipe().unwrap());
     for _ in 0..20 {
         many.iter().for_each(|(instance, _)| instance.launch(1).unwrap());
     }
@@ -147,6 +150,7 @@ fn gpu_instances_that_launch_themselves_overlap_and_are_right_meanwhile() {
             let alone = instance.run(&views(&inputs(loaded.plan(), seed))).unwrap();
             assert_eq!(instance.spans(5).unwrap().len(), 5);
             instance.stamp(1 << 16).unwrap();
+            instance.wipe().unwrap();
             let graph = if by_while { instance.while_loop(0) } else { instance.self_launching(0) };
             (graph.unwrap(), alone)
         });

@@ -11,7 +11,7 @@ use prost::Message;
 use zoo::Architecture;
 
 use crate::libraries::{FORMATS, Referenced, cudnn};
-use crate::models::{FEW_PIXELS, SUPER_RESOLUTION_3};
+use crate::models::{FEW_PIXELS, SUPER_RESOLUTION_1, SUPER_RESOLUTION_3, SUPER_RESOLUTION_4};
 use crate::operators::compiler;
 
 /// Share of a tensor's norm by which it is changed.
@@ -105,15 +105,27 @@ fn gpu_super_resolution_3_by_libraries_with_changed_weights_of_each_layer_is_see
     all_of("super-resolution-3", SUPER_RESOLUTION_3);
 }
 
+// A process of its own each: libraries may lose the context of one, and one that loads a model fifty times takes its time
+// (`xtask/src/test/gpu/programs.rs` has the rule).
+
 #[test]
-fn gpu_resnet50_by_libraries_with_changed_weights_of_three_layers_is_seen() {
-    let gpu = need!(Gpu::first(), "one CUDA device");
-    need!(cudnn(gpu), reference, "cuDNN");
-    let runtime = need!(Runtime::load(None), reference, "ONNX Runtime");
-    let (model, plan) = referenced(&runtime, "resnet50", Architecture::ResNet50);
-    let all = layers(&plan);
-    let chosen = [all[0], all[all.len() / 2], all[all.len() - 1]];
-    every_change_is_seen(&model, &chosen, &plan, &|plan| on_gpu(gpu, &model, plan));
+fn gpu_super_resolution_1_with_changed_weights_of_each_layer_by_libraries_is_seen() {
+    all_of("super-resolution-1", SUPER_RESOLUTION_1);
+}
+
+#[test]
+fn gpu_super_resolution_4_with_changed_weights_of_each_layer_by_libraries_is_seen() {
+    all_of("super-resolution-4", SUPER_RESOLUTION_4);
+}
+
+#[test]
+fn gpu_mobilenet_with_changed_weights_of_each_layer_by_libraries_is_seen() {
+    all_of("mobilenet-v3-small", Architecture::MobileNetV3Small);
+}
+
+#[test]
+fn gpu_resnet50_with_changed_weights_of_each_layer_by_libraries_is_seen() {
+    all_of("resnet50", Architecture::ResNet50);
 }
 
 /// The same without a GPU: the twin in its place.

@@ -76,6 +76,8 @@ fn convolutions() -> Vec<Case> {
         (8, 70, 1, [2, 2], [2, 1], [1, 0, 0, 3], [1, 2], [9, 17]),
         (6, 6, 6, [3, 3], [2, 2], [1, 1, 1, 1], [1, 1], [10, 9]),
         (6, 12, 3, [3, 3], [1, 1], [0, 0, 0, 0], [1, 1], [5, 6]),
+        (6, 6, 6, [3, 2], [2, 1], [2, 0, 1, 3], [2, 3], [9, 8]),
+        (8, 12, 4, [2, 3], [1, 2], [0, 3, 2, 1], [3, 2], [8, 9]),
         (8, 8, 8, [5, 5], [1, 1], [2, 2, 2, 2], [1, 1], [6, 12]),
         // More channels than a block of `depthwise` has threads; windows that it has not; several outputs a group.
         (130, 130, 130, [5, 5], [2, 1], [2, 1, 1, 3], [1, 2], [7, 11]),
@@ -124,6 +126,65 @@ fn pools() -> Vec<Case> {
             ]);
             let file = File::new(&[1, 3, 12, 10]).node(op, &["x"], "y", &attributes).bytes("y");
             cases.push((format!("{op} {attributes:?}"), file, 2));
+        }
+    }
+    cases
+}
+
+/// Pools with a dilation. ONNX Runtime knows none of an AveragePool below operator set 19.
+fn dilated_pools() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (op, more) in [
+        ("MaxPool", vec![]),
+        ("MaxPool", vec![Attribute::int("ceil_mode", 1)]),
+        ("AveragePool", vec![]),
+        ("AveragePool", vec![Attribute::int("count_include_pad", 1)]),
+    ] {
+        for (kernel, stride, pads, dilation) in
+            [([3, 3], [1, 1], [0, 0, 0, 0], [2, 2]), ([2, 3], [2, 1], [1, 2, 0, 1], [3, 2])]
+        {
+            let mut attributes = more.clone();
+            attributes.extend([
+                Attribute::ints("kernel_shape", &kernel),
+                Attribute::ints("strides", &stride),
+                Attribute::ints("pads", &pads),
+                Attribute::ints("dilations", &dilation),
+            ]);
+            let mut file = File::new(&[1, 3, 12, 10]);
+            file.model.opset_import[0].version = 19;
+            cases.push((
+                format!("{op} {attributes:?}"),
+                file.node(op, &["x"], "y", &attributes).bytes("y"),
+                2,
+            ));
+        }
+    }
+    cases
+}
+
+/// Windows whose pads a rule gives, odd ones among them.
+fn rules_of_pads() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for rule in ["VALID", "SAME_UPPER", "SAME_LOWER"] {
+        for (op, kernel, stride) in [
+            ("Conv", [3, 2], [2, 1]),
+            ("Conv", [4, 4], [1, 3]),
+            ("MaxPool", [2, 3], [2, 2]),
+            ("AveragePool", [4, 2], [1, 2]),
+        ] {
+            let attributes = [
+                Attribute::string("auto_pad", rule),
+                Attribute::ints("kernel_shape", &kernel),
+                Attribute::ints("strides", &stride),
+            ];
+            let file =
+                File::new(&[1, 3, 9, 10]).weights("w", &[4, 3, kernel[0] as usize, kernel[1] as usize]);
+            let inputs: &[&str] = if op == "Conv" { &["x", "w"] } else { &["x"] };
+            cases.push((
+                format!("{op} {attributes:?}"),
+                file.node(op, inputs, "y", &attributes).bytes("y"),
+                2,
+            ));
         }
     }
     cases
@@ -285,6 +346,8 @@ pub fn files_of_every_operator() -> Vec<Case> {
     let all = [
         convolutions(),
         pools(),
+        dilated_pools(),
+        rules_of_pads(),
         functions_of_elements(),
         products_of_matrices(),
         places(),

@@ -155,8 +155,8 @@ pub(super) fn in_words([major, minor, patch]: [i32; 3]) -> String {
 }
 
 /// The version of the library that [`Cudnn::new`] would find, as `9.19.0`; no GPU is asked. Errors: its.
-pub fn version() -> Result<String> {
-    Ok(in_words(library(None)?.version()?))
+pub fn version(given: Option<&Path>) -> Result<String> {
+    Ok(in_words(library(given)?.version()?))
 }
 
 impl Cudnn {

@@ -102,6 +102,12 @@ impl Instance {
         self.memory.bring(&self.loaded.plan, inputs, self.way())
     }
 
+    /// Overwrites the outputs, so that a run that writes none of them is seen by [`Self::outputs`]. Error also: they lie in slots.
+    pub fn wipe(&self) -> Result<(), EngineError> {
+        self.memory.wipe(&self.stream)?;
+        self.wait()
+    }
+
     /// Puts the graph into the stream, so many times.
     pub fn launch(&self, times: usize) -> Result<(), EngineError> {
         for _ in 0..times {
@@ -207,6 +213,12 @@ impl SelfLaunchingInstance {
     pub fn bring(&self, inputs: &[&[f32]]) -> Result<(), EngineError> {
         self.at_rest()?;
         self.instance.bring(inputs)
+    }
+
+    /// As [`Instance::wipe`]. Error: it runs.
+    pub fn wipe(&self) -> Result<(), EngineError> {
+        self.at_rest()?;
+        self.instance.wipe()
     }
 
     /// What the last turn wrote. Error: it runs.

@@ -1,6 +1,6 @@
 //! The memory of one instance, in which its kernels work.
 
-use gpu::{Context, DeviceMemory, SlotTensors, Staging};
+use gpu::{Context, DeviceMemory, SlotTensors, Staging, Stream};
 
 use crate::engine::{EngineError, check_inputs, resident};
 use crate::graph::Shape;
@@ -61,6 +61,12 @@ impl Memory {
             memory.write(0, bytes(input), way)?;
         }
         Ok(())
+    }
+
+    /// Overwrites the outputs with what no model computes: every byte is 0xff. Error: they lie in slots.
+    pub fn wipe(&self, stream: &Stream) -> Result<(), EngineError> {
+        self.has_own()?;
+        Ok(self.outputs.iter().try_for_each(|memory| memory.fill(0xff, stream))?)
     }
 
     /// Reads the outputs, which the last step wrote. Error: they lie in slots.

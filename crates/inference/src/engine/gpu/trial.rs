@@ -446,7 +446,7 @@ mod tests {
             (gpu::Error::NotSupported("not here".into()), false),
         ] {
             let folder = Folder::new("ends");
-            let text = error.to_string();
+            let text = EngineError::from(error.clone()).to_string();
             for _ in 0..2 {
                 let trials = trials(&folder.0, &quiet);
                 assert!(is_tried(&trials, 8, "before"));
