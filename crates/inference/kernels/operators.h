@@ -242,27 +242,29 @@ static __device__ inline void depthwise_of(struct virtual_block b, const T *from
     const struct extent in = shape->from;
     const unsigned int pixels = shape->to.rows * shape->to.columns, channels = shape->to.channels, begin = b.x * DEPTHWISE;
     const bool last = shape->to.channel == 1;
-    float seen[TAPS], sum = 0;
-    unsigned int nth;
-    if (last) {
-        const unsigned int first = begin % channels;
-        UNROLL for (nth = 0; nth < TAPS; nth++) {
-            const unsigned int at = nth * DEPTHWISE + b.thread;
-            unsigned int channel = first + at / TAPS;
-            channel = channels < DEPTHWISE ? channel % channels : channel >= channels ? channel - channels : channel;
-            staged[at] = number(weights[channel * TAPS + at % TAPS]);
-        }
-        __syncthreads();
-    }
-    if (begin + b.thread >= pixels * channels) return;
+    const bool inside = begin + b.thread < pixels * channels;
     const unsigned int at = element_of(&shape->to, begin + b.thread), channel = at / pixels, pixel = at % pixels;
     const unsigned int row = pixel / shape->to.columns * w.stride_rows, column = pixel % shape->to.columns * w.stride_columns;
     const T *image = from + (size_t)b.z * in.image + (size_t)channel * in.channel;
+    float seen[TAPS], sum = 0;
+    unsigned int nth;
     UNROLL for (nth = 0; nth < TAPS; nth++) {
         const unsigned int y = row + nth / SIDE * w.dilation_rows - w.pad_top, x = column + nth % SIDE * w.dilation_columns - w.pad_left;
         /* Above and left of the image the differences wrap. */
-        seen[nth] = y < in.rows && x < in.columns ? number(image[(size_t)(y * in.columns + x) * in.pixel]) : 0.0f;
+        const bool seen_here = inside && y < in.rows && x < in.columns;
+        seen[nth] = seen_here ? number(image[(size_t)(y * in.columns + x) * in.pixel]) : 0.0f;
     }
+    if (last) {
+        const unsigned int first = begin % channels;
+        UNROLL for (nth = 0; nth < TAPS; nth++) {
+            const unsigned int place = nth * DEPTHWISE + b.thread;
+            unsigned int of = first + place / TAPS;
+            of = channels < DEPTHWISE ? of % channels : of >= channels ? of - channels : of;
+            staged[place] = number(weights[of * TAPS + place % TAPS]);
+        }
+        __syncthreads();
+    }
+    if (!inside) return;
     UNROLL for (nth = 0; nth < TAPS; nth++)
         sum += seen[nth] * (last ? staged[b.thread * TAPS + nth] : number(weights[channel * TAPS + nth]));
     finish(b, sum, channel, pixel, bias, residual, to, shape);
@@ -364,7 +366,7 @@ static __device__ inline void mean_of(struct virtual_block b, const T *from, T *
         keep(&to[place_of(&shape->to, b.y, channel)], activate(shape->activation, sum / pixels));
 }
 
-#define EXCITED 32 /* channels of a block of `excite` */
+#define EXCITED 8 /* channels of a block of `excite`, a warp each */
 #define EXCITED_PIXELS 64
 
 template <typename T>
@@ -374,7 +376,7 @@ static __device__ inline void excite_of(struct virtual_block b, const T *from, c
     const unsigned int lane = b.thread % 32, warp = b.thread / 32, depth = shape->second.channels, first = b.y * EXCITED;
     const unsigned int pixels = shape->to.rows * shape->to.columns, channels = shape->to.channels;
     const T *row = squeezed + (size_t)b.z * shape->second.image;
-    float values[EACH], sums[EXCITED / 8] = {0};
+    float values[EACH], sum = 0;
     unsigned int channel[EACH], pixel[EACH], nth;
     /* The images are on their way while the factors are computed. Neighbours take neighbours in memory. */
     UNROLL for (nth = 0; nth < EACH; nth++) {
@@ -384,19 +386,12 @@ static __device__ inline void excite_of(struct virtual_block b, const T *from, c
         if (first + channel[nth] < channels && pixel[nth] < pixels)
             values[nth] = number(from[place_at(&shape->from, b.z, first + channel[nth], pixel[nth])]);
     }
-    for (unsigned int at = lane; at < depth; at += 32) {
-        const float x = number(row[(size_t)at * shape->second.channel]);
-        UNROLL for (nth = 0; nth < EXCITED / 8; nth++) {
-            const unsigned int output = first + warp + nth * 8;
-            if (output < channels) sums[nth] += x * number(weights[(size_t)output * depth + at]);
-        }
-    }
-    UNROLL for (nth = 0; nth < EXCITED / 8; nth++) {
-        const unsigned int output = first + warp + nth * 8;
-        for (int by = 16; by > 0; by /= 2) sums[nth] += __shfl_xor_sync(0xffffffffu, sums[nth], by);
-        if (lane == 0 && output < channels)
-            factors[warp + nth * 8] = activate(shape->activation, sums[nth] + (bias ? bias[output] : 0));
-    }
+    if (first + warp < channels)
+        for (unsigned int at = lane; at < depth; at += 32)
+            sum += number(row[(size_t)at * shape->second.channel]) * number(weights[(size_t)(first + warp) * depth + at]);
+    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
+    if (lane == 0 && first + warp < channels)
+        factors[warp] = activate(shape->activation, sum + (bias ? bias[first + warp] : 0));
     __syncthreads();
     UNROLL for (nth = 0; nth < EACH; nth++)
         if (first + channel[nth] < channels && pixel[nth] < pixels)

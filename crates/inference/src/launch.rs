@@ -9,7 +9,7 @@ const TILE: u32 = 64;
 /// Pixels of a block of `conv_tiled_half`: HALF_PIXELS of `kernels/tensor_cores.h`.
 const HALF_PIXELS: u32 = 128;
 /// Channels and pixels of a block of `excite`: EXCITED and EXCITED_PIXELS of `kernels/operators.h`.
-const EXCITED: u32 = 32;
+const EXCITED: u32 = 8;
 const EXCITED_PIXELS: u32 = 64;
 /// Elements that a thread of `store` stores: STORED of `kernels/operators.h`.
 const STORED: u32 = 4;
