@@ -52,7 +52,7 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
     let made: &dyn Fn(&[Entry]) -> Vec<Vec<String>> = match name {
         _ if !numbers.is_empty() => &|entries| listed(entries, x, &numbers),
         "bench-post-gpu" => &posts,
-        "bench-nic" => {
+        "bench-nic" | "bench-gpu" => {
             let (path, text) = read("spec.toml")?;
             let spec = Spec::parse(name, text).context(path)?;
             &move |entries| aims(&spec, entries)
