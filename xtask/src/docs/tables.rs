@@ -101,12 +101,17 @@ fn median(row: &Row, name: &str) -> Option<String> {
 
 const NONE: &str = "—";
 
-/// Posts beside gpunetio's, as far as posters look for room and the ring lies in host memory.
+/// Posts beside gpunetio's put, its put with a collapsed CQ, and its pieces, as far as posters look for room and the ring lies in host
+/// memory.
 fn posts(entries: &[Entry]) -> Vec<Vec<String>> {
     let title = ["row", "early, ns", "strict, ns", "gpunetio, ns", "early ÷ gpunetio", "required", "verdict"];
     let mut table = vec![row(title)];
     let rows = entries.last().into_iter().flat_map(|entry| &entry.rows);
-    for measured in rows.filter(|row| row.series.ends_with("/host") && !row.series.contains("/unchecked/")) {
+    let is_shown = |series: &str| {
+        let ends = ["/host", "/host/collapsed", "/host/pieces"];
+        ends.iter().any(|end| series.ends_with(end)) && !series.contains("/unchecked/")
+    };
+    for measured in rows.filter(|row| is_shown(&row.series)) {
         let cell = |name| median(measured, name).unwrap_or_else(|| NONE.to_owned());
         let bound = |sign: &str, name| Some(format!("{sign} {}", median(measured, name)?));
         let required = bound("≤", "at_most").or_else(|| bound("≥", "at_least"));
@@ -306,6 +311,8 @@ mod tests {
                 &[("early_ns", 68.4668), ("strict_ns", 1225.1), ("ratio_early", 0.4517), ("at_most", 0.35)][..],
             ),
             ("a/original/host", &[("ratio_early", 2.5), ("at_least", 2.5)]),
+            ("a/steady-1/host/collapsed", &[("theirs_ns", 1714.37)]),
+            ("a/host/original-release", &[]),
             ("b/unchecked/host", &[]),
             ("c/first-lap/gpu", &[]),
         ];
@@ -360,13 +367,14 @@ mod tests {
         let old = "# x\n\n<!-- table: bench-post-gpu -->\n| old |\n<!-- end of table -->\n\nText.\n";
         let new = renewed(&tree(vec![]), old).unwrap();
         let row = "| `a/first-lap/host` | 68.5 | 1225 | — | 0.452 | ≤ 0.350 | missed |\n\
-            | `a/original/host` | — | — | — | 2.50 | ≥ 2.50 | met |\n<!-- end of table -->\n\nText.\n";
+            | `a/original/host` | — | — | — | 2.50 | ≥ 2.50 | met |\n\
+            | `a/steady-1/host/collapsed` | — | — | 1714 | — | — | — |\n<!-- end of table -->\n\nText.\n";
         assert!(
             new.starts_with("# x\n\n<!-- table: bench-post-gpu -->\n| row |") && new.ends_with(row),
             "{new}"
         );
         assert_eq!(renewed(&tree(vec![]), &new).unwrap(), new);
-        assert_eq!(new.lines().count(), 10, "{new}");
+        assert_eq!(new.lines().count(), 11, "{new}");
     }
 
     #[test]
