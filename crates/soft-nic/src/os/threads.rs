@@ -52,6 +52,7 @@ mod tests {
 
     use super::*;
     use crate::dma::testing::Stop;
+    use crate::os::testing::DEADLINE;
 
     #[test]
     fn a_name_with_brackets_and_spaces_does_not_hide_the_state() {
@@ -108,7 +109,7 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| spin(libc::SCHED_OTHER, &AtomicU32::new(0)));
             }
-            let end = Instant::now() + Duration::from_secs(10);
+            let end = Instant::now() + DEADLINE;
             while Instant::now() < end && !(starved && seen > 20) {
                 let before = own_threads("softnic-nic");
                 std::thread::sleep(Duration::from_millis(5));
