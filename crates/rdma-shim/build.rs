@@ -27,12 +27,11 @@ const PLANTED: &[(&str, &str, &str)] = &[
 ];
 
 fn main() {
-    for path in ["include", "src/shim.c", "src/baseline.c"] {
+    for path in ["include", "src/shim.c"] {
         println!("cargo:rerun-if-changed={path}");
     }
     cc::Build::new()
         .file("src/shim.c")
-        .file("src/baseline.c")
         .include("include")
         .std("c11")
         // The routines are measured: an unoptimised build would measure the compiler.

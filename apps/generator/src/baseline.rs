@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use rdma_shim::baseline;
 use serde::Serialize;
 
 use crate::options::{Baseline, BaselineKind, time};
 use crate::post_times::{PostTimes, Spread};
 use crate::udp;
+
+mod processes;
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -39,7 +40,7 @@ pub fn run(options: &Baseline) -> Result<u8> {
         }
     }
     let cores = match options.cores[..] {
-        [] => baseline::first_two_cores()?,
+        [] => processes::first_two_cores()?,
         [one, other] => [one, other],
         _ => bail!("--cores takes two numbers, as 0,1"),
     };
@@ -63,7 +64,7 @@ fn measure(options: &Baseline, cores: [u32; 2], time: Duration) -> Result<Report
     };
     Ok(match options.what {
         BaselineKind::FlagPingPong => {
-            let samples = baseline::flag_ping_pong(cores, time).context("measuring a flag ping-pong")?;
+            let samples = processes::flag_ping_pong(cores, time).context("measuring a flag ping-pong")?;
             let mut times = PostTimes::new();
             samples.iter().for_each(|&tenths| times.record(tenths, 10));
             Report { count: samples.len() as u64, half_round_trip: times.spread(), ..empty }
@@ -77,11 +78,11 @@ fn measure(options: &Baseline, cores: [u32; 2], time: Duration) -> Result<Report
             Report { cores: None, count: samples.len() as u64, half_round_trip: times.spread(), ..empty }
         }
         BaselineKind::WordRing => {
-            let rate = baseline::word_ring(cores, time).context("measuring a ring of words")?;
+            let rate = processes::word_ring(cores, time).context("measuring a ring of words")?;
             Report { count: rate.count, seconds: rate.seconds, per_second: Some(rate.per_second()), ..empty }
         }
         BaselineKind::ProcessVmWritev => {
-            let rate = baseline::process_vm_writev(cores, time, options.bytes as u64);
+            let rate = processes::process_vm_writev(cores, time, options.bytes as u64);
             let rate =
                 rate.context("measuring process_vm_writev (does the kernel allow it? see kernel.yama)")?;
             let bytes_per_second = rate.per_second() * options.bytes as f64;

@@ -445,20 +445,31 @@ mod tests {
     #[test]
     fn nothing_but_curves_and_marks_is_drawn_inside_the_axes_in_a_curves_colour() {
         let draw = |curves: &[Curve]| svg((800, 300), "title", &[panel()], curves, &[]).unwrap();
-        // Two points of one curve, one of them left of the axis: a marker and a piece of the legend, and no line to the legend.
+        // The left ends of all lines in the first curve's colour.
+        let lefts = |text: &str| -> Vec<i32> {
+            let lines = text.split('<').filter(|element| element.starts_with("polyline"));
+            lines.filter(|element| element.contains("#0072B2")).map(leftmost).collect()
+        };
+        let legend = 800 - LEGEND as i32;
+        // Two points of one curve, one of them left of the axis: a piece of the legend, and no line to the legend.
         let text = draw(&[curve(0, Kind::Broken)]);
-        let ink = "#0072B2";
-        let inside =
-            text.split('<').filter(|element| element.contains(ink) && element.starts_with("polyline"));
-        let reaches: Vec<&str> = inside.filter(|element| !element.contains("538")).collect();
-        assert!(reaches.iter().all(|line| first_x(line) >= 538), "{reaches:?}");
+        let found = lefts(&text);
+        assert!(!found.is_empty() && found.iter().all(|left| *left >= legend), "{found:?}");
         assert!(text.contains("title") && text.contains("512"));
+        // With both inside there is a line.
+        let points = vec![[2.0, 5.0, 5.0, 5.0], [8.0, 5.0, 5.0, 5.0]];
+        let found = lefts(&draw(&[Curve { points, ..curve(0, Kind::Broken) }]));
+        assert!(found.iter().any(|left| *left < legend), "{found:?}");
     }
 
-    /// Of a polyline.
-    fn first_x(element: &str) -> i32 {
-        let points = element.split("points=\"").nth(1).unwrap();
-        points.split(',').next().unwrap().parse().unwrap()
+    /// Of a polyline, the least x.
+    fn leftmost(element: &str) -> i32 {
+        let points = element.split('"').find(|part| part.contains(',')).unwrap();
+        points
+            .split_whitespace()
+            .map(|point| point.split(',').next().unwrap().parse().unwrap())
+            .min()
+            .unwrap()
     }
 
     #[test]

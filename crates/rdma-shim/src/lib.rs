@@ -8,7 +8,6 @@
 //! Left out: UD, SEND with invalidate, memory windows, shared receive queues, 128-byte and compressed CQEs.
 //! Knows nothing of models, slots, or of which NIC lies below (INV-4).
 
-pub mod baseline;
 mod completion;
 pub mod device;
 pub mod header;

@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
+use experiment::Spec;
 use experiment::measured::{Entry, Measured};
 use experiment::table::Row;
-use experiment::verdict::Verdict;
+use experiment::verdict::{Judged, Verdict, judge};
 
 use crate::compat::results;
 use crate::figure::serving;
@@ -43,18 +44,25 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
     let (name, numbers) = name.split_once(": ").unwrap_or((name, ""));
     let (name, x) = name.split_once(" by ").map_or((name, None), |(name, x)| (name, Some(x)));
     let numbers: Vec<&str> = numbers.split_whitespace().collect();
+    let experiment = name.trim_end_matches("-threads");
+    let read = |file: &str| {
+        let path = format!("experiments/{experiment}/{file}");
+        tree.get(&path).map(|text| (path.clone(), text)).with_context(|| format!("{path} is missing"))
+    };
     let made: &dyn Fn(&[Entry]) -> Vec<Vec<String>> = match name {
         _ if !numbers.is_empty() => &|entries| listed(entries, x, &numbers),
         "bench-post-gpu" => &posts,
-        "bench-nic" => &aims,
+        "bench-nic" | "bench-gpu" => {
+            let (path, text) = read("spec.toml")?;
+            let spec = Spec::parse(name, text).context(path)?;
+            &move |entries| aims(&spec, entries)
+        }
         "fig4" => &rates,
         "fig6" => &services,
         "fig7-threads" => &by_thread,
         name => bail!("no table is called {name}, and no numbers stand behind it"),
     };
-    let experiment = name.trim_end_matches("-threads");
-    let path = format!("experiments/{experiment}/measured.json");
-    let text = tree.get(&path).with_context(|| format!("{path} is missing"))?;
+    let (path, text) = read("measured.json")?;
     let measured: Measured = serde_json::from_str(text).with_context(|| path.clone())?;
     let is_number = |name: &&str| {
         let mut rows = measured.entries.iter().flat_map(|entry| &entry.rows);
@@ -93,12 +101,17 @@ fn median(row: &Row, name: &str) -> Option<String> {
 
 const NONE: &str = "—";
 
-/// Posts beside gpunetio's, as far as posters look for room and the ring lies in host memory.
+/// Posts beside gpunetio's put, its put with a collapsed CQ, and its pieces, as far as posters look for room and the ring lies in host
+/// memory.
 fn posts(entries: &[Entry]) -> Vec<Vec<String>> {
     let title = ["row", "early, ns", "strict, ns", "gpunetio, ns", "early ÷ gpunetio", "required", "verdict"];
     let mut table = vec![row(title)];
     let rows = entries.last().into_iter().flat_map(|entry| &entry.rows);
-    for measured in rows.filter(|row| row.series.ends_with("/host") && !row.series.contains("/unchecked/")) {
+    let is_shown = |series: &str| {
+        let ends = ["/host", "/host/collapsed", "/host/pieces"];
+        ends.iter().any(|end| series.ends_with(end)) && !series.contains("/unchecked/")
+    };
+    for measured in rows.filter(|row| is_shown(&row.series)) {
         let cell = |name| median(measured, name).unwrap_or_else(|| NONE.to_owned());
         let bound = |sign: &str, name| Some(format!("{sign} {}", median(measured, name)?));
         let required = bound("≤", "at_most").or_else(|| bound("≥", "at_least"));
@@ -125,34 +138,36 @@ fn machine(entry: &Entry) -> String {
     format!("{}{rate}", entry.machine)
 }
 
-/// Aims and reported numbers: what each asks, and for each machine the median and the verdict.
-fn aims(entries: &[Entry]) -> Vec<Vec<String>> {
+/// Aims and reported numbers: what the present spec asks, and for each machine the median and the verdict. A recorded verdict counts
+/// where its aim is still the same, since it knows every repetition; otherwise the entry's rows are judged anew.
+fn aims(spec: &Spec, entries: &[Entry]) -> Vec<Vec<String>> {
     let mut table = vec![[row(["what", "asked"]), entries.iter().map(machine).collect()].concat()];
-    let mut lines: Vec<(&str, Vec<String>)> = Vec::new();
-    for (at, entry) in entries.iter().enumerate() {
-        for judged in &entry.verdicts {
-            let place = lines.iter().position(|(id, _)| *id == judged.id).unwrap_or_else(|| {
-                let cells = [vec![judged.text.clone()], vec![NONE.to_owned(); 1 + entries.len()]].concat();
-                lines.push((&judged.id, cells));
-                lines.len() - 1
-            });
-            let cells = &mut lines[place].1;
-            if !judged.criterion.is_empty() {
-                let criterion = &judged.criterion;
-                cells[1] =
-                    criterion.rsplit_once(" is ").map_or(criterion.as_str(), |(_, bound)| bound).to_owned();
-            }
-            let value =
-                judged.evidence.first().and_then(|line| line.rsplit_once(": ")).map(|(_, value)| value);
-            cells[2 + at] = match (value, &judged.verdict) {
-                (None, _) => judged.said(),
-                (Some(value), Verdict::Reported) => value.to_owned(),
-                (Some(value), _) => format!("{value}, {}", judged.said()),
+    for claim in &spec.claims {
+        let judged = entries.iter().map(|entry| {
+            let anew = judge(claim, &entry.points(&spec.name));
+            let is_same = |one: &&Judged| {
+                (&one.id, &one.text, &one.criterion) == (&anew.id, &anew.text, &anew.criterion)
             };
-        }
+            let disturbed = entry.verdicts.iter().any(|one| one.disturbed);
+            let recorded = entry.verdicts.iter().find(is_same).cloned();
+            recorded.unwrap_or(Judged { aim: true, disturbed, ..anew })
+        });
+        let judged: Vec<Judged> = judged.collect();
+        let Some(first) = judged.first() else { break };
+        let asked = first.criterion.rsplit_once(" is ").map_or(NONE, |(_, bound)| bound);
+        table.push([vec![claim.text.clone(), asked.to_owned()], judged.iter().map(found).collect()].concat());
     }
-    table.extend(lines.into_iter().map(|(_, cells)| cells));
     table
+}
+
+/// The number that a verdict rests on, and the verdict.
+fn found(judged: &Judged) -> String {
+    let value = judged.evidence.first().and_then(|line| line.rsplit_once(": ")).map(|(_, value)| value);
+    match (value, &judged.verdict) {
+        (None, _) => judged.said(),
+        (Some(value), Verdict::Reported) => value.to_owned(),
+        (Some(value), _) => format!("{value}, {}", judged.said()),
+    }
 }
 
 /// Service times of figure 6: a line for each series with the numbers of both passes.
@@ -263,6 +278,32 @@ mod tests {
         }
     }
 
+    const SPEC: &str = r#"
+        title = "t"
+        app = "bench-nic"
+        values = ["value"]
+        range = "value"
+        quick = { repeat = 1, seconds = 1.0 }
+        full = { repeat = 1, seconds = 1.0 }
+        grid = { series = ["write", "copy"], repeat = 1, seconds = 1.0 }
+        [[claim]]
+        id = "a"
+        text = "WRITE ÷ copy"
+        source = "README.md"
+        series = ["write"]
+        rule = "bound"
+        field = "value"
+        by = "copy"
+        at_least = 0.85
+        [[claim]]
+        id = "b"
+        text = "WRITE"
+        source = "README.md"
+        series = ["write"]
+        rule = "bound"
+        field = "value"
+    "#;
+
     fn tree(bench_nic: Vec<Entry>) -> Tree {
         let posts = [
             (
@@ -270,6 +311,8 @@ mod tests {
                 &[("early_ns", 68.4668), ("strict_ns", 1225.1), ("ratio_early", 0.4517), ("at_most", 0.35)][..],
             ),
             ("a/original/host", &[("ratio_early", 2.5), ("at_least", 2.5)]),
+            ("a/steady-1/host/collapsed", &[("theirs_ns", 1714.37)]),
+            ("a/host/original-release", &[]),
             ("b/unchecked/host", &[]),
             ("c/first-lap/gpu", &[]),
         ];
@@ -281,34 +324,42 @@ mod tests {
         Tree::of(&[
             ("experiments/bench-post-gpu/measured.json", &written(vec![entry(posts.map(row).into())])),
             ("experiments/bench-nic/measured.json", &written(bench_nic)),
+            ("experiments/bench-nic/spec.toml", SPEC),
             ("experiments/fig4/measured.json", &written(vec![])),
         ])
     }
 
     #[test]
-    fn an_aim_has_its_bound_and_a_verdict_for_each_machine() {
-        let judged = |verdict, number: &str, criterion: &str| Judged {
-            id: "a".into(),
-            text: "WRITE ÷ copy".into(),
-            source: "README.md".into(),
-            verdict,
-            label: measure::Label::Emulated,
-            evidence: vec![format!("fails: write / copy: {number}")],
-            criterion: criterion.into(),
-            aim: true,
-            disturbed: false,
+    fn an_aim_is_the_present_specs_and_one_that_is_gone_is_not_printed() {
+        let of = |measured: &[(&str, f64)], at_least: f64, disturbed| {
+            let point =
+                |(series, value): &(&str, f64)| Point { x: 0, ..example(series, 0) }.with("value", *value);
+            let judged = Judged {
+                id: "a".into(),
+                text: "WRITE ÷ copy".into(),
+                source: "README.md".into(),
+                verdict: Verdict::Reproduced,
+                label: measure::Label::Emulated,
+                evidence: vec!["holds: write / copy: 0.86".into()],
+                criterion: format!("holds when value ÷ that of copy is at least {at_least}"),
+                aim: true,
+                disturbed,
+            };
+            let rows = rows(&measured.iter().map(point).collect::<Vec<_>>());
+            Entry { verdicts: vec![judged], ..entry(rows) }
         };
-        let of = |verdict, number| {
-            let criterion = "holds when value ÷ that of copy is at least 0.85";
-            Entry { verdicts: vec![judged(verdict, number, criterion)], ..entry(vec![]) }
-        };
-        let entries =
-            vec![of(Verdict::Reproduced, "0.90"), of(Verdict::NotReproduced, "0.84"), entry(vec![])];
+        let (better, worse) = ([("write", 90.0), ("copy", 100.0)], [("write", 84.0), ("copy", 100.0)]);
+        // The first was judged by the spec's own aim, the others by one that is gone.
+        let entries = vec![
+            of(&better, 0.85, false),
+            of(&better, 0.8, false),
+            of(&worse, 0.8, true),
+            of(&better[1..], 0.8, false),
+        ];
         let text = renewed(&tree(entries), &format!("\n{BEGIN}bench-nic -->\n{END}")).unwrap();
-        assert!(
-            text.contains("| WRITE ÷ copy | at least 0.85 | 0.90, aim met | 0.84, aim not met | — |"),
-            "{text}"
-        );
+        let line = "| WRITE ÷ copy | at least 0.85 | 0.86, aim met | 0.90, aim met | 0.84, aim not met, under load | \
+            no points to judge it by, needs data |\n| WRITE | — | 90.00 | 90.00 | 84.00 | no points";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]
@@ -316,13 +367,14 @@ mod tests {
         let old = "# x\n\n<!-- table: bench-post-gpu -->\n| old |\n<!-- end of table -->\n\nText.\n";
         let new = renewed(&tree(vec![]), old).unwrap();
         let row = "| `a/first-lap/host` | 68.5 | 1225 | — | 0.452 | ≤ 0.350 | missed |\n\
-            | `a/original/host` | — | — | — | 2.50 | ≥ 2.50 | met |\n<!-- end of table -->\n\nText.\n";
+            | `a/original/host` | — | — | — | 2.50 | ≥ 2.50 | met |\n\
+            | `a/steady-1/host/collapsed` | — | — | 1714 | — | — | — |\n<!-- end of table -->\n\nText.\n";
         assert!(
             new.starts_with("# x\n\n<!-- table: bench-post-gpu -->\n| row |") && new.ends_with(row),
             "{new}"
         );
         assert_eq!(renewed(&tree(vec![]), &new).unwrap(), new);
-        assert_eq!(new.lines().count(), 10, "{new}");
+        assert_eq!(new.lines().count(), 11, "{new}");
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use super::source;
 use crate::workspace::Tree;
 
-/// Folders and files where the word may stand, beside the kernels of apps. The last ones are the interposer, and the one file of the
-/// launcher that asks the system the user and what a file may do.
-const FLOORS: [&str; 11] = [
+/// Folders and files where the word may stand, beside the kernels of apps. The last ones are the generator's pair of processes without a
+/// NIC, the interposer, and the one file of the launcher that asks the system the user and what a file may do.
+const FLOORS: [&str; 12] = [
     "vendor/",
     "crates/verbs/",
     "crates/gpu/",
@@ -15,6 +15,7 @@ const FLOORS: [&str; 11] = [
     "crates/pipeline/src/gpu/",
     "crates/soft-nic/src/dma/",
     "crates/soft-nic/src/os/",
+    "apps/generator/src/baseline/",
     "apps/softnic/src/preload/",
     "apps/softnic/src/program.rs",
 ];
@@ -56,6 +57,8 @@ mod tests {
             ("apps/softnic/src/program.rs", 0),
             ("apps/echo/src/kernel.rs", 0),
             ("apps/generator/src/kernel/post_bench/gpu_bench.rs", 0),
+            ("apps/generator/src/baseline/processes.rs", 0),
+            ("apps/generator/src/baseline.rs", 1),
             ("apps/generator/src/kernel_sender.rs", 1),
             ("apps/generator/tests/it/kernel/a.rs", 1),
             ("apps/softnic/src/launch.rs", 1),

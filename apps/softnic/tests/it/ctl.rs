@@ -283,7 +283,7 @@ fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
     it.program.signal(Signal::SIGSTOP);
     let begun = Instant::now();
     ctl_refuses(&["counters", &pid], &["did not answer", "stopped?"]);
-    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     let mut all = Command::new(launcher());
     let all =
         all.args(["ctl", "counters", "--all", "--fabric", fabric.name()]).output().expect("the launcher");

@@ -105,16 +105,15 @@ mod tests {
 
     use super::*;
     use crate::link::capture::{Capture, WirePacket};
+    use crate::os::testing::DEADLINE;
     use crate::os::unix_stream::Listener;
-
-    const SOON: Duration = Duration::from_secs(5);
 
     /// A capture whose NIC's end runs in a thread, and its caller.
     fn under_way(what: &str, packets: u64) -> (Capture, Blocks, std::thread::JoinHandle<io::Result<()>>) {
         let name = format!("softnic-capture-test-{what}-{}", std::process::id());
         let listener = Listener::bind(&name).unwrap();
-        let (theirs, _) = Stream::connect(&name, SOON).unwrap();
-        let (ours, _) = listener.accept(SOON).unwrap().unwrap();
+        let (theirs, _) = Stream::connect(&name, DEADLINE).unwrap();
+        let (ours, _) = listener.accept(DEADLINE).unwrap().unwrap();
         let (capture, captured) = Capture::begin("wire", Now(0), 0, packets);
         let thread = std::thread::spawn(move || stream(&theirs, captured));
         (capture, Blocks { stream: ours, pid: 7, bytes: Vec::new(), used: 0 }, thread)
@@ -174,11 +173,11 @@ mod tests {
 
         let name = format!("softnic-capture-test-half-{}", std::process::id());
         let listener = Listener::bind(&name).unwrap();
-        let (theirs, _) = Stream::connect(&name, SOON).unwrap();
-        let (ours, _) = listener.accept(SOON).unwrap().unwrap();
+        let (theirs, _) = Stream::connect(&name, DEADLINE).unwrap();
+        let (ours, _) = listener.accept(DEADLINE).unwrap().unwrap();
         let mut bytes = Vec::new();
         crate::link::capture::pcapng::begin(&mut bytes, "softnic", "wire");
-        theirs.send(&bytes[..bytes.len() - 1], Instant::now() + SOON).unwrap();
+        theirs.send(&bytes[..bytes.len() - 1], Instant::now() + DEADLINE).unwrap();
         drop(theirs);
         let mut blocks = Blocks { stream: ours, pid: 7, bytes: Vec::new(), used: 0 };
         assert_eq!(until(&mut blocks, |_| false), [BlockKind::Other]);
@@ -188,9 +187,9 @@ mod tests {
     fn what_is_no_block_is_nonsense() {
         let name = format!("softnic-capture-test-nonsense-{}", std::process::id());
         let listener = Listener::bind(&name).unwrap();
-        let (theirs, _) = Stream::connect(&name, SOON).unwrap();
-        let (ours, _) = listener.accept(SOON).unwrap().unwrap();
-        theirs.send(&[0xff; 64], Instant::now() + SOON).unwrap();
+        let (theirs, _) = Stream::connect(&name, DEADLINE).unwrap();
+        let (ours, _) = listener.accept(DEADLINE).unwrap().unwrap();
+        theirs.send(&[0xff; 64], Instant::now() + DEADLINE).unwrap();
         let mut blocks = Blocks { stream: ours, pid: 7, bytes: Vec::new(), used: 0 };
         assert!(matches!(blocks.next_block(), Err(CallError::Malformed { pid: 7, .. })));
     }

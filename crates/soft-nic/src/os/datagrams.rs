@@ -336,7 +336,8 @@ impl GroMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
+    use crate::os::testing::DEADLINE;
+    use std::time::Instant;
 
     fn pair(at: &str) -> (Datagrams, Datagrams) {
         let at: SocketAddr = at.parse().unwrap();
@@ -368,7 +369,7 @@ mod tests {
     /// What arrives until there are `count`, or nothing more comes.
     fn take(socket: &mut Datagrams, count: usize) -> Vec<(SocketAddr, Vec<u8>)> {
         let (mut got, begun) = (Vec::new(), Instant::now());
-        while got.len() < count && begun.elapsed() < Duration::from_secs(5) {
+        while got.len() < count && begun.elapsed() < DEADLINE {
             socket.receive(|from, bytes| got.push((from, bytes.to_vec()))).unwrap();
         }
         got

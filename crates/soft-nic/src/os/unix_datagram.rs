@@ -125,7 +125,7 @@ mod tests {
     use nix::sys::socket::{ControlMessage, sendmsg};
 
     use super::*;
-    use crate::os::testing::true_in_fork_child;
+    use crate::os::testing::{DEADLINE, true_in_fork_child};
 
     const KEY_OF_TESTS: u64 = 0x0123_4567_89ab_cdef;
 
@@ -223,7 +223,7 @@ mod tests {
         // A program that another test starts may hold a copy for a moment.
         let begun = Instant::now();
         while let Err(error) = KeyedSocket::bound(&name("forked"), KEY_OF_TESTS) {
-            assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
+            assert!(begun.elapsed() < DEADLINE, "{error}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

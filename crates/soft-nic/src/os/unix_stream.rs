@@ -135,7 +135,9 @@ impl Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::testing::DEADLINE;
 
+    /// Of waits that end without what they wait for.
     const SOON: Duration = Duration::from_millis(20);
 
     fn name(what: &str) -> String {
@@ -147,13 +149,13 @@ mod tests {
         let name = name("both");
         let listener = Listener::bind(&name).unwrap();
         assert!(listener.accept(SOON).unwrap().is_none(), "nobody came");
-        let (client, server_is) = Stream::connect(&name, SOON).unwrap();
-        let (server, client_is) = listener.accept(SOON).unwrap().unwrap();
+        let (client, server_is) = Stream::connect(&name, DEADLINE).unwrap();
+        let (server, client_is) = listener.accept(DEADLINE).unwrap().unwrap();
         let us = Peer { pid: std::process::id(), user: system::user() };
         assert_eq!((server_is, client_is), (us, us));
-        client.send(b"abc", Instant::now() + SOON).unwrap();
+        client.send(b"abc", Instant::now() + DEADLINE).unwrap();
         let mut bytes = [0; 3];
-        server.receive(&mut bytes, Instant::now() + SOON).unwrap();
+        server.receive(&mut bytes, Instant::now() + DEADLINE).unwrap();
         assert_eq!(&bytes, b"abc");
         let silent = server.receive(&mut bytes, Instant::now() + SOON).unwrap_err();
         assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
@@ -167,12 +169,12 @@ mod tests {
     fn a_reader_that_is_slow_does_not_hold_a_sender_beyond_its_deadline() {
         let name = name("slow");
         let listener = Listener::bind(&name).unwrap();
-        let (client, _) = Stream::connect(&name, SOON).unwrap();
-        let (server, _) = listener.accept(SOON).unwrap().unwrap();
+        let (client, _) = Stream::connect(&name, DEADLINE).unwrap();
+        let (server, _) = listener.accept(DEADLINE).unwrap().unwrap();
         // Seconds, for all of it.
         let reader = std::thread::spawn(move || {
             let mut bytes = [0; 64 << 10];
-            while client.receive(&mut bytes, Instant::now() + 500 * SOON).is_ok() {
+            while client.receive(&mut bytes, Instant::now() + DEADLINE).is_ok() {
                 std::thread::sleep(SOON);
             }
         });

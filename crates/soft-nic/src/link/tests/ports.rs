@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::processes::{config, fabric_name};
 use crate::config::{MAX_DEVICES, MAX_PORTS};
 use crate::link::{Link, LinkConfig, LinkError};
+use crate::os::testing::DEADLINE;
 
 /// A loopback address of its own for each test of each process.
 fn place(test: u8) -> IpAddr {
@@ -35,7 +36,7 @@ fn a_taken_over_port_that_epoll_refuses_is_added_later() {
     drop(first);
     let begun = Instant::now();
     while owned(&second) == 0 {
-        assert!(begun.elapsed() < Duration::from_secs(10), "nobody else has the port");
+        assert!(begun.elapsed() < DEADLINE, "nobody else has the port");
         look(&mut second);
     }
     let stranger = UdpSocket::bind((address, 0)).unwrap();
@@ -46,7 +47,7 @@ fn a_taken_over_port_that_epoll_refuses_is_added_later() {
     epoll.failing.store(0, std::sync::atomic::Ordering::Relaxed);
     look(&mut second);
     epoll.arm();
-    assert!(epoll.wait(Duration::from_secs(10)).unwrap(), "the socket that was taken over is heard");
+    assert!(epoll.wait(DEADLINE).unwrap(), "the socket that was taken over is heard");
 }
 
 #[test]
@@ -71,7 +72,7 @@ fn a_process_that_takes_a_port_over_says_so_and_one_that_has_left_owns_none() {
     assert!(!third.fabric.has_port_owner(address));
     let begun = Instant::now();
     while !third.fabric.has_port_owner(address) {
-        assert!(begun.elapsed() < Duration::from_secs(10), "no other process has the port");
+        assert!(begun.elapsed() < DEADLINE, "no other process has the port");
         look(&mut second);
     }
     assert_eq!(second.wire_counters().unwrap().ports_owned, 1);

@@ -1,7 +1,11 @@
-//! For tests: a program's descriptor, another user, a fork child.
+//! For tests: a deadline, a program's descriptor, another user, a fork child.
 
 use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// What must come comes within it, however busy the machine is.
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The program's end, for a test that is the program.
 pub fn own(fd: RawFd) -> File {

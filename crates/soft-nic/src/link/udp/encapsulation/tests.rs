@@ -1,13 +1,14 @@
 //! Packets of one process to another over loopback addresses, and datagrams that are none.
 
 use std::net::UdpSocket;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mlx5_device::memory::{Fault, Segment};
 use roce::packet::{Aeth, AtomicEth, Content, Deth, Reth, Syndrome, Trailer};
 use roce::{Fragment, NakCode, Position, Psn, ServiceType};
 
 use super::*;
+use crate::os::testing::DEADLINE;
 
 /// A loopback address of its own for each test of each process.
 fn place(test: u8) -> IpAddr {
@@ -54,10 +55,10 @@ fn write(wire: &mut Wire, from: IpAddr, to: IpAddr, packet: &Packet) -> Result<u
     wire.send(from, to, packet, Icrc::Right, Payload::Inline(&BYTES), &Host::new().unwrap())
 }
 
-/// Packets that arrive: `count` or more, fewer after 5 s.
+/// Packets that arrive: `count` or more, fewer after the deadline.
 fn take(wire: &mut Wire, count: usize) -> Vec<(IpAddr, IpAddr, Packet, Vec<u8>)> {
     let (mut got, begun) = (Vec::new(), Instant::now());
-    while got.len() < count && begun.elapsed() < Duration::from_secs(5) {
+    while got.len() < count && begun.elapsed() < DEADLINE {
         wire.poll(
             Now(0),
             |_, _| None,
@@ -145,7 +146,7 @@ fn an_owner_that_takes_one_packet_a_round_hands_on_what_comes_behind_it() {
             },
         );
         assert!(taken.len() <= before + 1, "one a round");
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", owner.counters());
+        assert!(begun.elapsed() < DEADLINE, "{:?}", owner.counters());
         taken.len()
     };
     while owner.counters().handed_on == 0 {
@@ -190,7 +191,7 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
         socket.send_to(bytes, (theirs, 4791)).unwrap();
         count(&mut expected);
         let begun = Instant::now();
-        while there.counters() != expected && begun.elapsed() < Duration::from_secs(5) {
+        while there.counters() != expected && begun.elapsed() < DEADLINE {
             there.poll(Now(0), |_, _| None, |_| true);
         }
         assert_eq!(there.counters(), expected, "{name}");

@@ -1,10 +1,9 @@
 //! Several processes' shares of one port, in one process.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::*;
-
-const PATIENCE: Duration = Duration::from_secs(5);
+use crate::os::testing::DEADLINE;
 
 /// The fabric's.
 const KEY: u64 = 0x0123_4567_89ab_cdef;
@@ -61,7 +60,7 @@ fn polled(ports: &mut [&mut SharedPort], count: usize) -> Vec<Vec<(IpAddr, u8)>>
     let directory = directory(ports);
     let mut got = vec![Vec::new(); ports.len()];
     let begun = Instant::now();
-    while got.iter().map(Vec::len).sum::<usize>() < count && begun.elapsed() < PATIENCE {
+    while got.iter().map(Vec::len).sum::<usize>() < count && begun.elapsed() < DEADLINE {
         for (port, got) in ports.iter_mut().zip(&mut got) {
             port.poll((0, false), look_up(&directory), |from, packet| {
                 got.push((from.ip(), packet[Bth::BYTES]))
@@ -118,7 +117,7 @@ fn when_the_owner_ends_another_takes_the_port_and_traffic_goes_on() {
     // A program that another test starts may hold copies of a's sockets for a moment.
     let begun = Instant::now();
     while !c.try_own().unwrap() {
-        assert!(begun.elapsed() < PATIENCE, "nobody else has the port");
+        assert!(begun.elapsed() < DEADLINE, "nobody else has the port");
     }
     assert!(!b.try_own().unwrap());
     for (slot, mark) in [(2, 8), (3, 9), (1, 10)] {
@@ -126,7 +125,7 @@ fn when_the_owner_ends_another_takes_the_port_and_traffic_goes_on() {
     }
     assert_eq!(marks(&mut [&mut b, &mut c], 2), [vec![8], vec![9]]);
     let begun = Instant::now();
-    while c.counters.undeliverable == 0 && begun.elapsed() < PATIENCE {
+    while c.counters.undeliverable == 0 && begun.elapsed() < DEADLINE {
         c.poll((0, false), |_| None, |_, _| ()).unwrap();
     }
     assert_eq!((c.counters.undeliverable, c.counters.ports_owned), (1, 1), "nobody sits in slot 1");
@@ -171,7 +170,7 @@ fn what_is_no_packet_or_no_owner_s_is_counted_and_dropped() {
     }
     assert_eq!(marks(&mut [&mut owner, &mut other], 1), [vec![], vec![1]]);
     let begun = Instant::now();
-    while owner.counters.malformed < 3 && begun.elapsed() < PATIENCE {
+    while owner.counters.malformed < 3 && begun.elapsed() < DEADLINE {
         owner.poll((0, false), |_| None, |_, _| unreachable!()).unwrap();
     }
     assert_eq!((owner.counters.malformed, other.counters.refused), (3, 5));
@@ -190,7 +189,7 @@ fn an_owner_that_is_not_of_the_fabric_hands_nothing_on() {
         let datagram = [&origin_head(origin, key)[..], &packet(2, mark)].concat();
         stranger.send_to(&datagram, (address, ours.own_port())).unwrap();
         let begun = Instant::now();
-        while ours.counters.refused as usize + delivered.len() <= count && begun.elapsed() < PATIENCE {
+        while ours.counters.refused as usize + delivered.len() <= count && begun.elapsed() < DEADLINE {
             let take = |from, packet: &[u8]| delivered.push((from, packet[Bth::BYTES]));
             ours.poll((0, false), |_| None, take).unwrap();
         }

@@ -1,6 +1,5 @@
-//! What two pinned processes can do without a NIC: flags, words and copies. `baseline.c` says how each is measured.
+//! What two pinned processes can do without a NIC: flags, words and copies. `processes.c` says how each is measured.
 //!
-//! Lives here because it needs `fork`, shared memory and `process_vm_writev`, and this crate may be unsafe (INV-3).
 //! Call these from a process with one thread: the second process is a fork.
 
 use std::io;
