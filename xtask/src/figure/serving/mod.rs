@@ -130,6 +130,9 @@ impl run::Bench for Served<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let line = Line::of(&key.series)?;
         let name = format!("{}-{}", key.series, key.repetition);
+        if line.sleep != STEALS {
+            self.bench.reference(line.model)?;
+        }
         let mut point = self.bench.point(key, seconds);
         if line.sleep == STEALS {
             let [alone, beside] = self.steals(&line, &name, seconds)?;
@@ -212,7 +215,7 @@ impl Served<'_> {
         let log = |end: &str| self.bench.log(&format!("{name}-{end}"));
         let (mut server, watch, address) = self.server(line, &log("server"))?;
         let options = client_options(self.bench.spec, line, seconds)?;
-        let mut client = self.bench.client(&address, &options, &log("client"))?;
+        let mut client = self.bench.client(line.model, &address, &options, &log("client"))?;
         client.json("live", BEGIN).context("the client")?;
         let (begun, since) = (watch.border()?, Instant::now());
         let limit = Instant::now() + Duration::from_secs_f64(seconds) + SILENCE;

@@ -35,14 +35,15 @@ if [ -e FOLDER/spins ]; then
   while [ $(used) -lt $goal ]; do sleep 0.1; done
 fi
 echo '{"kind":"live","seconds":2.0}'
-echo '{"kind":"run","sent":40,"answered":40,"wrong":0,"lost":0,"duplicate":0,"refused":{},"latency":{"p50_ns":1500000,"p99_ns":2500000},"answers_per_second":20.5}'
+echo '{"kind":"run","sent":40,"answered":40,"wrong":0,"lost":0,"duplicate":0,"refused":{},"reference":true,"latency":{"p50_ns":1500000,"p99_ns":2500000},"answers_per_second":20.5}'
 "#;
 
-/// Has a tenth less of its rate beside a server.
+/// Writes a reference. Otherwise it has a tenth less of its rate beside a server.
 const PROFILER: &str = r#"#!/bin/sh
+[ $1 = reference ] && echo $2 >> FOLDER/references
 rate=1000
 [ -e FOLDER/server ] && kill -0 $(cat FOLDER/server) 2> FOLDER/kill && rate=900
-while [ $# -gt 0 ]; do [ $1 = --json ] && echo "{\"runs_per_s\":$rate}" > "$2"; shift; done
+while [ $# -gt 0 ]; do [ $1 = --out ] && echo reference > "$2"; [ $1 = --json ] && echo "{\"runs_per_s\":$rate}" > "$2"; shift; done
 exit 0
 "#;
 
@@ -87,6 +88,12 @@ impl Stage {
         };
         execute(&experiment, &figure, gpu)?;
         Ok(serde_json::from_str(&fs::read_to_string(figure.how.out.join("summary.json"))?)?)
+    }
+
+    /// Models whose references were made, in their order.
+    pub fn references(&self) -> Vec<String> {
+        let made = fs::read_to_string(self.0.join("references")).unwrap_or_default();
+        made.lines().map(str::to_owned).collect()
     }
 
     pub fn points(&self) -> Vec<Point> {
@@ -155,6 +162,14 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
         "{asked}"
     );
     assert!(lines.len() == 3 && lines[1].contains("--sleep spin"), "{asked}");
+    assert_eq!(stage.references(), ["squeezenet-1.1"], "once a model");
+    let clients = fs::read_to_string(stage.0.join("client-options")).unwrap();
+    let file = stage.0.join("out/reference-squeezenet-1.1.f32");
+    let compared = format!("--reference {} --tolerance 1e-3", file.display());
+    assert!(
+        clients.lines().count() == 2 && clients.lines().all(|line| line.contains(&compared)),
+        "{clients}"
+    );
     let stolen = of("gpu-steals-squeezenet-1.1", "stolen");
     assert!((stolen - 0.1).abs() < 1e-9 && lines[2].contains("--sleep event"), "{stolen} {asked}");
     assert_eq!(verdict(&summary, "polling-takes"), "reported");
@@ -204,7 +219,9 @@ fn what_goes_wrong_is_named_with_its_log() {
         ("status", "trap 'exit 0' TERM", "trap 'exit 5' TERM", "the server ended with status 5", false),
         // The client ends with 1 then.
         ("lost", "\"lost\":0", "\"lost\":4", "4 lost of 40 requests", false),
-        ("refusals", "{},\"latency\"", "{\"stopping\":3},\"latency\"", "3 refused of 40 requests", false),
+        ("refusals", "{},\"reference\"", "{\"stopping\":3},\"reference\"", "3 refused of 40 requests", false),
+        ("compared", "\"reference\":true", "\"reference\":false", "no answer was compared", false),
+        ("reference", "echo reference >", "cat <", "the profiler", false),
     ] {
         let stage = Stage::new(name, |text| match text.replace(from, to) {
             bent if bent.contains("\"run\"") && bent != text => format!("{bent}exit 1\n"),
@@ -246,5 +263,7 @@ fn a_dry_run_says_lines_models_and_times() {
         ["gpu-event-squeezenet-1.1", "gpu-block-squeezenet-1.1", "gpu-spin-squeezenet-1.1"],
         "in turns"
     );
-    assert!((BEGIN + END + Duration::from_secs(61) + SILENCE) < Duration::from_secs(9 * 60));
+    assert!(
+        (BEGIN + END + Duration::from_secs(61) + SILENCE + bench::REFERENCE) < Duration::from_secs(9 * 60)
+    );
 }

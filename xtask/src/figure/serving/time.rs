@@ -208,6 +208,7 @@ struct Timed<'a> {
 impl run::Bench for Timed<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let mut point = self.bench.point(key, seconds);
+        self.bench.reference(Line::of(&key.series)?.model)?;
         if Line::of(&key.series)?.variant == Some(FLAG) {
             self.by_the_nic(key, seconds, &mut point)?;
             return Ok(point);
@@ -452,7 +453,7 @@ impl Timed<'_> {
     fn client(&self, key: &Key, load: Load, address: &str, times: [f64; 2]) -> Result<Value> {
         let log = self.bench.log(&format!("{}-{}-{}", key.series, key.repetition, load.name()));
         let options = client_options(self.bench.spec, &key.series, load, times)?;
-        let mut client = self.bench.client(address, &options, &log)?;
+        let mut client = self.bench.client(Line::of(&key.series)?.model, address, &options, &log)?;
         let (since, limit) = (Instant::now(), Duration::from_secs_f64(times[0]) + 2 * SILENCE);
         let run = client.json("run", limit).with_context(|| format!("the client; see {}", log.display()))?;
         bench::ended(&mut client, &run, since)?;

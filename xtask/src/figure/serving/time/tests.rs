@@ -78,7 +78,7 @@ fn steps_add_up_to_the_service_and_bad_answers_are_told() {
     let run = |wrong: u64| {
         json!({
             "latency": summary(20_000), "answers_per_second": 7.0, "sent": 9,
-            "wrong": wrong, "lost": 0, "duplicate": 0, "refused": {},
+            "reference": true, "wrong": wrong, "lost": 0, "duplicate": 0, "refused": {},
         })
     };
     for load in Load::ALL {
@@ -184,7 +184,7 @@ fn a_flag_s_service_is_what_the_nic_counted_and_others_sends_make_it_no_measurem
     let empty =
         || Point::new("fig6", key.clone(), Label::Emulated, Provenance::of(workspace::revision(), &[]));
     let run = json!({
-        "latency": { "p50_ns": 900_000.0 }, "answered": 2_000, "sent": 2_000, "wrong": 0, "lost": 0, "duplicate": 0, "refused": {},
+        "latency": { "p50_ns": 900_000.0 }, "answered": 2_000, "sent": 2_000, "reference": true, "wrong": 0, "lost": 0, "duplicate": 0, "refused": {},
     });
     let mut point = empty();
     fill_by_the_nic(&mut point, &run, [7, 1_000], [2_007, 600_001_000]);
