@@ -122,6 +122,8 @@ struct Phases {
     watts: Option<f64>,
     /// From a signal until the sleeping server's answer was read.
     woken: Option<Duration>,
+    /// From SIGTERM until the server's last line.
+    stopped: Duration,
     /// The client's last line.
     run: Value,
 }
@@ -148,7 +150,7 @@ impl run::Bench for Served<'_> {
 
 /// Puts the numbers of a run into its point.
 fn fill(point: &mut Point, phases: &Phases) {
-    let Phases { init, serving, end, cores, watts, woken, run } = phases;
+    let Phases { init, serving, end, cores, watts, woken, stopped, run } = phases;
     let number = |pointer: &str| run.pointer(pointer).and_then(Value::as_f64);
     let values = [
         ("serving_cores", Some(serving.own_cores())),
@@ -162,6 +164,7 @@ fn fill(point: &mut Point, phases: &Phases) {
         ("p99_us", number("/latency/p99_ns").map(|ns| ns / 1e3)),
         ("gpu_watts", *watts),
         ("woken_ms", woken.map(|time| time.as_secs_f64() * 1e3)),
+        ("stopped_ms", Some(stopped.as_secs_f64() * 1e3)),
         ("serving_s", Some(serving.seconds)),
         ("init_s", Some(init.seconds)),
         ("end_s", Some(end.seconds)),
@@ -240,9 +243,12 @@ impl Served<'_> {
         let woken = (line.sleep == EVENT).then(|| bench::status(&mut server).map(|_| asked.elapsed()));
         let woken = woken.transpose()?;
         signal(process, Signal::SIGTERM)?;
+        let asked = Instant::now();
+        let stopped = server.json_of(&["served"], END).map(|_| asked.elapsed());
         let last = last_look(process, END, served.1.clone());
         let end = last.since(&served.1, watch.seconds() - served.0);
         server.ends_well("the server", END)?;
+        let stopped = stopped.context("the server")?;
         let taken = watch.end();
         let zero = ProcessSnapshot::default();
         Ok(Phases {
@@ -252,6 +258,7 @@ impl Served<'_> {
             cores: timeline(&taken),
             watts,
             woken,
+            stopped,
             run,
         })
     }

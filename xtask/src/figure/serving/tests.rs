@@ -13,7 +13,7 @@ use crate::workspace::root;
 const SOFTNIC: &str = "#!/bin/sh\nshift 6\nexec \"$@\"\n";
 /// Works all the time where it is told to spin, and ends by SIGTERM. The client waits until it has worked for 0.4 s.
 const SERVER: &str = r#"#!/bin/sh
-trap 'exit 0' TERM
+trap 'echo "{\"kind\":\"served\"}"; exit 0' TERM
 trap 'echo "{\"kind\":\"status\"}"' USR1
 echo "$@" >> FOLDER/server-options
 echo $$ > FOLDER/server
@@ -135,6 +135,7 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
     );
     let asleep = points.iter().filter(|point| point.values.contains_key("woken_ms"));
     assert!(asleep.map(|point| point.series.as_str()).eq([event]));
+    assert!(of(event, "stopped_ms") > 0.0 && of(spin, "stopped_ms") > 0.0);
     let thread = |series: &str| {
         let values = &points.iter().find(|point| point.series == series).unwrap().values;
         values.iter().find(|(name, _)| name.starts_with("thread ")).map(|(_, cores)| *cores)
@@ -214,9 +215,9 @@ fn by_the_twin_nothing_is_judged_and_the_label_says_so() {
 #[test]
 fn what_goes_wrong_is_named_with_its_log() {
     for (name, from, to, words, refused) in [
-        ("refused", "trap 'exit 0' TERM", "echo 'server: no --sleep' >&2; exit 2", "no --sleep", true),
+        ("refused", "rm -f FOLDER/spins\n", "echo 'server: no --sleep' >&2; exit 2\n", "no --sleep", true),
         ("died", "sleep 1\n", "exit 3\n", "the client", false),
-        ("status", "trap 'exit 0' TERM", "trap 'exit 5' TERM", "the server ended with status 5", false),
+        ("status", "exit 0' TERM", "exit 5' TERM", "the server ended with status 5", false),
         // The client ends with 1 then.
         ("lost", "\"lost\":0", "\"lost\":4", "4 lost of 40 requests", false),
         ("refusals", "{},\"reference\"", "{\"stopping\":3},\"reference\"", "3 refused of 40 requests", false),
