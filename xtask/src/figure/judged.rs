@@ -57,7 +57,7 @@ mod tests {
             (
                 "fig6",
                 false,
-                &[(3, "fig6/paper.toml: superres-halved, "), (17, "fig6/spec.toml: not-slower-one, ")],
+                &[(3, "fig6/paper.toml: superres-halved, "), (18, "fig6/spec.toml: not-slower-one, ")],
             ),
             ("bench-models", false, &[(13, "bench-models/spec.toml: fp32, ")]),
         ] {

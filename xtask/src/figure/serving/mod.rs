@@ -1,6 +1,6 @@
 //! Figure 7: what a server uses of the CPU while a GPU serves, by how its thread waits.
 //!
-//! A series is `gpu-LINE-MODEL`. A point is a server and a client of their own: the line is the server's `--sleep`. `cpu.rs` reads what the
+//! A series is `gpu-LINE-MODEL`, or `gpu-LINE+MODE-MODEL` for another of the server's modes than gpu-graph. A point is a server and a client of their own: the line is the server's `--sleep`. `cpu.rs` reads what the
 //! server's threads use; phases are initialisation, serving and end (`experiments/fig7/README.md`).
 
 use std::path::{Path, PathBuf};
@@ -40,16 +40,22 @@ const APART: Duration = Duration::from_millis(500);
 const STEALS: &str = "steals";
 /// The one line that the twin has: it knows no driver's synchronisation.
 const EVENT: &str = "event";
+/// What drives the GPU where a series does not say.
+const GRAPH: &str = "graph";
+
 /// A series taken apart.
 struct Line<'a> {
     sleep: &'a str,
+    /// What drives the GPU, without `gpu-`.
+    mode: &'a str,
     model: &'a str,
 }
 
 impl<'a> Line<'a> {
     fn of(series: &'a str) -> Result<Line<'a>> {
-        let (sleep, model) = parts(series, "LINE")?;
-        Ok(Line { sleep, model })
+        let (line, model) = parts(series, "LINE")?;
+        let (sleep, mode) = line.split_once('+').unwrap_or((line, GRAPH));
+        Ok(Line { sleep, mode, model })
     }
 }
 
@@ -67,7 +73,7 @@ fn grid(spec: &Spec, extent: Extent, machine: Machine) -> (Grid, Vec<String>) {
         grid.series.first().and_then(|series| Line::of(series).ok()).map(|line| line.model.to_owned());
     let is_kept = |series: &String| {
         let Ok(line) = Line::of(series) else { return true };
-        let has_model = extent != Extent::Quick || first.as_deref() == Some(line.model);
+        let has_model = extent != Extent::Quick || first.as_deref() == Some(line.model) && line.mode == GRAPH;
         has_model && (machine == Machine::Gpu || line.sleep == EVENT)
     };
     let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
@@ -78,9 +84,9 @@ fn grid(spec: &Spec, extent: Extent, machine: Machine) -> (Grid, Vec<String>) {
 /// What a server is told.
 fn server_options(spec: &Spec, line: &Line<'_>, machine: Machine) -> Result<Vec<String>> {
     let (slots, warmup) = (option(spec, "slots")?, option(spec, "warmup")?);
-    let (machine, Line { sleep, model }) = (machine.name(), line);
+    let (machine, Line { sleep, mode, model }) = (machine.name(), line);
     Ok(shell::words(&format!(
-        "--mode gpu-graph --machine {machine} --sleep {sleep} --model {model} --warmup {warmup} --slots {slots} \
+        "--mode gpu-{mode} --machine {machine} --sleep {sleep} --model {model} --warmup {warmup} --slots {slots} \
          --listen 127.0.0.1:0 --status - --json -"
     )))
 }
@@ -207,7 +213,7 @@ impl Served<'_> {
         };
         let before = rate("before")?;
         let log = self.bench.log(&format!("{name}-server"));
-        let (mut server, ..) = self.server(&Line { sleep: EVENT, model: line.model }, &log)?;
+        let (mut server, ..) = self.server(&Line { sleep: EVENT, ..*line }, &log)?;
         let beside = rate("beside")?;
         bench::end(&mut server)?;
         Ok([(before + rate("after")?) / 2.0, beside])
@@ -285,11 +291,11 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
     let spec = &experiment.spec;
     let (grid, left_out) = grid(spec, how.extent, machine);
     let of = |series: &String| grid.seconds_of(series);
-    let all: f64 = grid.series.iter().map(of).sum::<f64>() * f64::from(grid.repeat);
+    let all: f64 = grid.keys().iter().map(|key| of(&key.series)).sum();
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
         format!(
-            "{} points: {} series × {} repetitions, {:.0} s of serving in all; each point ends within nine minutes, --resume goes on",
+            "{} points: {} series × {} repetitions at most, {:.0} s of serving in all; each point ends within nine minutes, --resume goes on",
             grid.keys().len(),
             grid.series.len(),
             grid.repeat,

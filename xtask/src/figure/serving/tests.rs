@@ -241,20 +241,25 @@ fn a_dry_run_says_lines_models_and_times() {
     let of = |extent, machine| dry_run(&experiment, &how(PathBuf::from("out"), extent), machine).unwrap();
     let whole = of(Extent::Normal, Machine::Gpu);
     for words in [
-        "35 points: 7 series × 5 repetitions, 1375 s of serving",
+        "37 points: 9 series × 5 repetitions at most, 1405 s of serving",
+        "--mode gpu-while --machine gpu --sleep event --model squeezenet-1.1",
+        "--mode gpu-persistent --machine gpu --sleep event --model super-resolution-x1",
         "gpu-event-squeezenet-1.1, 60 s",
         "gpu-spin-super-resolution-x1, 30 s",
         "--sleep block",
         "--seconds 61",
         "judges 6 claims of experiments/fig7/paper.toml: cpu-100, ",
-        "judges 7 claims of experiments/fig7/spec.toml: block-alone, ",
+        "judges 8 claims of experiments/fig7/spec.toml: block-alone, ",
     ] {
         assert!(whole.contains(words), "{words}: {whole}");
     }
     let quick = of(Extent::Quick, Machine::Twin);
-    for words in
-        ["1 points: 1 series × 1 repetitions, 5 s", "left out: gpu-block", "--machine twin", "no claim"]
-    {
+    for words in [
+        "1 points: 1 series × 1 repetitions at most, 5 s",
+        "left out: gpu-block",
+        "--machine twin",
+        "no claim",
+    ] {
         assert!(quick.contains(words), "{words}: {quick}");
     }
     let lines = experiment.spec.grid(Extent::Normal).keys();

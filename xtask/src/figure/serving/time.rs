@@ -117,12 +117,12 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     execute(&experiment, &figure)
 }
 
-/// The grid of an extent: `--quick` has the first model, without variants.
+/// The grid of an extent: `--quick` has the first model, without variants and the kernel that stays.
 fn grid(spec: &Spec, extent: Extent) -> (Grid, Vec<String>) {
     let mut grid = spec.grid(extent);
     let model = |series: &str| Line::of(series).map(|line| line.model.to_owned()).unwrap_or_default();
     let first = grid.series.first().map(|series| model(series));
-    let is_plain = |series: &str| Line::of(series).is_ok_and(|line| line.variant.is_none());
+    let is_plain = |series: &str| Line::of(series).is_ok_and(|line| line.variant.is_none() && !line.stays());
     let is_kept =
         |series: &String| extent != Extent::Quick || (Some(model(series)) == first && is_plain(series));
     let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
@@ -187,7 +187,7 @@ fn execute(experiment: &Experiment, figure: &ServerFigure) -> Result<()> {
     let (spec, how) = (&experiment.spec, &figure.how);
     let bench = figure.bench(spec)?;
     let (grid, left_out) = grid(spec, how.extent);
-    let mut points = Timed { bench: &bench, series: &grid.series };
+    let mut points = Timed { bench: &bench, keys: grid.keys() };
     let earlier = samples::measure(experiment, how, &bench.provenance, &grid, &mut points)?;
     let lines = grid.series.iter().filter_map(|series| said_use(series, &earlier.points)).collect();
     let timers = json!([{
@@ -202,7 +202,7 @@ fn execute(experiment: &Experiment, figure: &ServerFigure) -> Result<()> {
 struct Timed<'a> {
     bench: &'a ServerBench<'a>,
     /// Those of the grid.
-    series: &'a [String],
+    keys: Vec<Key>,
 }
 
 impl run::Bench for Timed<'_> {
@@ -346,10 +346,8 @@ fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()
     for step in STEPS {
         put(&format!("{step}_us"), us(traced, &format!("/steps/{step}/mean_ns")));
     }
-    if load == Load::One {
-        let [end, service] = [us(run, "/latency/mean_ns"), us(traced, "/service/mean_ns")];
-        put("nic_us", end.zip(service).map(|(end, service)| end - service));
-    }
+    let [end, service] = [us(run, "/latency/mean_ns"), us(traced, "/service/mean_ns")];
+    put("nic_us", end.zip(service).map(|(end, service)| end - service));
     if load == Load::Full {
         put("attended_us", us(traced, "/attended/p50_ns"));
         let posts = us(traced, "/steps/wait/mean_ns").zip(us(traced, "/steps/send/mean_ns"));
@@ -431,13 +429,16 @@ impl Timed<'_> {
     /// [`known`], of the points that are finished.
     fn known(&self, key: &Key) -> Result<[f64; 2]> {
         let points = json_lines::read::<Point>(&self.bench.figure.how.out.join("results.jsonl"))?.records;
-        known(self.series, &points, key)
+        let is_first = |one: &Key| one.x == 0 && one.repetition == key.repetition;
+        let all: Vec<String> =
+            self.keys.iter().filter(|one| is_first(one)).map(|one| one.series.clone()).collect();
+        known(&all, &points, key)
     }
 
     /// Whether a series shows what the noting takes: those of the first model, without variants.
     fn notes_nothing_too(&self, series: &str) -> Result<bool> {
         let (line, first) =
-            (Line::of(series)?, self.series.first().map(|first| Line::of(first)).transpose()?);
+            (Line::of(series)?, self.keys.first().map(|first| Line::of(&first.series)).transpose()?);
         Ok(line.variant.is_none() && first.is_some_and(|first| first.model == line.model))
     }
 
@@ -468,7 +469,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
         format!(
-            "{} points of {} series in 2 passes × {} repetitions, each of two loads of {} s; each point ends within nine minutes, --resume goes on",
+            "{} points of {} series in 2 passes × {} repetitions at most, each of two loads of {} s; each point ends within nine minutes, --resume goes on",
             grid.keys().len(),
             grid.series.len(),
             grid.repeat,
