@@ -102,6 +102,12 @@ fn the_label_says_what_was_no_hardware_and_which_engine_computed() {
         let label = summary(&run, engine, Duration::ZERO).pop().unwrap();
         assert!(label.starts_with("label: NIC emulated, link emulated") && label.contains(words), "{label}");
     }
+    for (seconds, words) in
+        [(60, "60.0 s after the build, at most 60 are the aim: aim met"), (61, "aim not met")]
+    {
+        let said = summary(&run, Engine::Onnx, Duration::from_secs(seconds));
+        assert!(said.iter().any(|line| line.starts_with("time: ") && line.ends_with(words)), "{said:?}");
+    }
 }
 
 #[test]
