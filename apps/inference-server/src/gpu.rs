@@ -86,6 +86,8 @@ struct Kernels {
     pool: Arc<Pool>,
     waker: Waker,
     shared: Arc<State>,
+    /// Longest until a client that is let go is served no longer: a turn, and what an answer that nobody takes may hold up.
+    leaves_in: Duration,
 }
 
 /// What the thread that sleeps and connections' threads both know.
@@ -150,7 +152,7 @@ impl Service for Kernels {
     }
 
     fn leave(&self, key: Key) -> Result<Option<Outcome>> {
-        let left = wait_for(Duration::MAX, || {
+        let left = wait_for(self.leaves_in, || {
             if self.shared.has_ended() {
                 return Ok(Some(None));
             }
@@ -291,7 +293,8 @@ pub fn run(options: &Options) -> Result<u8> {
     let pool = Pool::new(&machine, &context, options.slots_per_client.into(), options.clients.into());
     let pool = Arc::new(pool.posted_by(options.mode.posts()));
     let shared = Arc::<State>::default();
-    let kernels = Kernels { lanes: Arc::clone(&lanes), pool, waker, shared: Arc::clone(&shared) };
+    let leaves_in = TURN + options.patience();
+    let kernels = Kernels { lanes: Arc::clone(&lanes), pool, waker, shared: Arc::clone(&shared), leaves_in };
     let names = options.models.clone();
     let models = found.into_iter().map(|(manifest, geometry)| (manifest.name, geometry)).collect();
     begin(options, listener, &Shared::new(options, path, models, kernels))?;
@@ -482,6 +485,18 @@ impl Sleeper<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_that_do_not_look_are_waited_for_until_a_limit() {
+        const LIMIT: Duration = Duration::from_millis(2);
+        let mut looks = 0;
+        let hangs = wait_for(LIMIT, || {
+            looks += 1;
+            Ok(None::<()>)
+        });
+        assert_eq!(hangs.unwrap_err().to_string(), "the kernels have not looked for 2ms");
+        assert!(looks > 0);
+    }
 
     #[test]
     fn a_model_that_hangs_is_waited_for_once() {

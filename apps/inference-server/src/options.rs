@@ -67,8 +67,8 @@ pub struct Options {
     /// slots]. Clients have their turn in either order.
     #[arg(long, value_enum)]
     pub slot_order: Option<SlotOrderName>,
-    /// Most memory for the slots of all models.
-    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
+    /// Most memory for the slots of all models: by default 5 GiB, where 4,096 slots of a model with 1 MiB of inputs and outputs fit.
+    #[arg(long, value_name = "BYTES", default_value_t = 5 << 30)]
     pub memory: u64,
     /// Most connections at a time.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
@@ -382,6 +382,8 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use slots::layout::FLAG_BYTES;
+    use slots::{Geometry, Tensor, TensorKind};
 
     use super::*;
 
@@ -472,6 +474,17 @@ mod tests {
         for (mode, usual) in [("gpu-graph", SlotOrderName::Index), ("cpu-gpu", SlotOrderName::Arrival)] {
             assert_eq!(parse(&format!("--mode {mode}")).slot_order(), usual);
             assert_eq!(refusal(&format!("--mode {mode} --slot-order index")), None);
+        }
+    }
+
+    #[test]
+    fn slots_of_a_model_of_1_mib_fit_4096_times_by_default() {
+        // An image and a thousand numbers, and halves of 1 MiB.
+        for [inputs, outputs] in [[3 * 224 * 224, 1000], [1 << 17; 2]] {
+            let [request, answer] = [inputs, outputs].map(|count| Tensor { kind: TensorKind::F32, count });
+            let geometry = Geometry::new(0, &[request], &[answer]).unwrap();
+            let each = [("m".to_owned(), (geometry.server_stride() + FLAG_BYTES) as u64)];
+            parse("--slots 4096").check_memory(&each).unwrap();
         }
     }
 

@@ -115,7 +115,7 @@ pub struct KernelStatus {
     pub sent: u64,
     /// Receive completions that named a slot of another client, or one in use.
     pub strays: u64,
-    /// The graph that has the turns; none: the twin's kernels are launched one by one.
+    /// The graph that has the turns; none: one kernel stays, or the twin's kernels are launched one by one.
     pub graph: Option<GraphStatus>,
 }
 

@@ -179,7 +179,7 @@ fn attend<S: Service>(mut session: Session, shared: &Shared<S>, is_full: bool) {
             Ok(_) => Some("it said something where nothing is to be said".into()),
         };
     }
-    let Some(Outcome { counts, failure, trace }) = cleared(&shared.service, key) else { return };
+    let Some(Outcome { counts, failure, trace }) = cleared(&shared.service, key, &granted) else { return };
     // An error of the queue pair is usually why the rest went wrong, or comes of the client's end.
     let error = failure.or(error);
     let Counts { answered, refused } = counts;
@@ -191,11 +191,15 @@ fn attend<S: Service>(mut session: Session, shared: &Shared<S>, is_full: bool) {
 }
 
 /// Has a client served no longer, and its slots taken back. Before anything is said of it: a reader of these lines that is slow keeps
-/// them from no client.
-fn cleared<S: Service>(service: &S, key: Key) -> Option<Outcome> {
+/// them from no client. Slots that the kernels may still use are kept, and the client's failure names them.
+fn cleared<S: Service>(service: &S, key: Key, (_, slots): &Granted) -> Option<Outcome> {
     match service.leave(key) {
         Ok(outcome) => outcome.inspect(|_| service.gone(key)),
-        Err(error) => Some(Outcome { failure: Some(sentence(&error)), ..Outcome::default() }),
+        Err(error) => {
+            let slots: Vec<String> = slots.iter().map(|(slot, _)| slot.to_string()).collect();
+            let failure = format!("{}; not granted again: slots {}", sentence(&error), slots.join(", "));
+            Some(Outcome { failure: Some(failure), ..Outcome::default() })
+        }
     }
 }
 
@@ -312,9 +316,10 @@ mod tests {
 
     #[test]
     fn slots_of_a_client_that_cannot_be_let_go_are_not_granted_again() {
-        for (is_stuck, failure) in [(false, None), (true, Some("a kernel still posts"))] {
+        let named = "a kernel still posts; not granted again: slots 4, 7";
+        for (is_stuck, failure) in [(false, None), (true, Some(named))] {
             let service = One { is_stuck, is_gone: AtomicBool::new(false) };
-            let outcome = cleared(&service, (0, 0)).unwrap();
+            let outcome = cleared(&service, (0, 0), &(0, vec![(4, 1), (7, 0)])).unwrap();
             assert_eq!(outcome.failure.as_deref(), failure);
             assert_eq!(service.is_gone.into_inner(), !is_stuck);
         }

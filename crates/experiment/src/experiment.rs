@@ -43,7 +43,7 @@ impl Experiment {
         for paper in &papers {
             let is_judged = spec.judges.iter().any(|judges| judges.paper == paper.name);
             for claim in &paper.claim {
-                if let Some(field) = claim.rule.field().filter(|field| !spec.knows(field)) {
+                if let Some(field) = claim.rule.fields().find(|field| !spec.knows(field)) {
                     let values = spec.values.join(", ");
                     anyhow::bail!("claim `{}`: {name} has no number `{field}`; it has {values}", claim.id);
                 }

@@ -188,6 +188,8 @@ pub enum Rule {
         at_least: Option<f64>,
         at_most: Option<f64>,
         below: Option<f64>,
+        /// A number that is not 0 where a series, or what it is divided by, cannot be judged; and why.
+        unless: Option<(String, String)>,
         /// The numbers that `field` is made of, as the spec says: the evidence names those in which the two series differ most.
         #[serde(skip)]
         parts: Vec<String>,
@@ -227,6 +229,15 @@ impl Rule {
             | Rule::Differs { .. }
             | Rule::Background {} => None,
         }
+    }
+
+    /// All numbers of a point that it looks at.
+    pub fn fields(&self) -> impl Iterator<Item = &str> {
+        let unless = match self {
+            Rule::Bound { unless, .. } => unless.as_ref().map(|(name, _)| name.as_str()),
+            _ => None,
+        };
+        self.field().into_iter().chain(unless)
     }
 
     /// Gives a quotient the parts of its field, by the fields' names.

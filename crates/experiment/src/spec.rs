@@ -316,7 +316,7 @@ impl Spec {
         let drawn = drawn.chain(spec.stacks.iter().flat_map(|stack| &stack.values)).map(|(value, _)| value);
         let parts = spec.parts.iter().flat_map(|(name, parts)| [name].into_iter().chain(parts));
         let named = spec.plots.iter().map(|plot| &plot.y).chain(drawn).chain(parts).map(String::as_str);
-        for field in named.chain(spec.claims.iter().filter_map(|claim| claim.rule.field())) {
+        for field in named.chain(spec.claims.iter().flat_map(|claim| claim.rule.fields())) {
             ensure!(spec.knows(field), "no number `{field}`; a point has {}", spec.values.join(", "));
         }
         for claim in &mut spec.claims {

@@ -89,7 +89,7 @@ impl Sample {
 /// How long the steps of a request took that is computed beside the thread that serves; 0 where there is no such step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OffloadTimes {
-    /// Until a thread took the request that was begun.
+    /// Until a thread took the request that was begun, or the GPU, whose run before was not over.
     pub queue_ns: u64,
     pub to_gpu_ns: u64,
     pub copy_in_ns: u64,

@@ -108,6 +108,12 @@ fn the_label_says_what_was_no_hardware_and_which_engine_computed() {
         let wanted = (engine == Engine::Twin).then(|| wheels::ONNX_RUNTIME.by_hand());
         assert_eq!(command, wanted.as_deref());
     }
+    for (seconds, words) in
+        [(60, "60.0 s after the build, at most 60 are the aim: aim met"), (61, "aim not met")]
+    {
+        let said = summary(&run, Engine::Onnx, Duration::from_secs(seconds));
+        assert!(said.iter().any(|line| line.starts_with("time: ") && line.ends_with(words)), "{said:?}");
+    }
 }
 
 #[test]

@@ -105,6 +105,9 @@ impl Judged {
         let load = if self.disturbed { ", under load" } else { "" };
         match (&self.verdict, self.aim) {
             (Verdict::Reproduced, true) => format!("aim met{load}"),
+            (Verdict::InPart, true) if !self.evidence.iter().any(|line| line.starts_with("fails: ")) => {
+                format!("aim met where judged{load}")
+            }
             (Verdict::NotReproduced | Verdict::InPart, true) => format!("aim not met{load}"),
             (verdict, false) if self.is_decided() => format!("{verdict}{load}"),
             (verdict, _) => verdict.to_string(),

@@ -37,8 +37,19 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
             each(&|series| logarithmic(points, series, field, *r_squared))
         }
         Rule::Grows { field, at_least } => each(&|series| grows(points, series, field, *at_least)),
-        Rule::Bound { field, by, at_least, at_most, below, parts } => each(&|series| {
+        Rule::Bound { field, by, at_least, at_most, below, unless, parts } => each(&|series| {
             let by = by.as_ref().map(|by| divisor(claim, series, by));
+            let is_set = |series: &str, name: &str| {
+                let own: Vec<f64> = own_values(points, series, name).into_values().collect();
+                median(&own).is_some_and(|value| value != 0.0)
+            };
+            if let Some((name, why)) = unless
+                && let Some(at) = by.iter().map(String::as_str).chain([series]).find(|at| is_set(at, name))
+            {
+                let by = by.as_ref().map_or_else(String::new, |by| format!(" / {by}"));
+                let evidence = format!("{series}{by}: not judged: {why} ({at})");
+                return Finding { holds: None, evidence, needs: Vec::new() };
+            }
             let found = match &by {
                 None => own_values(points, series, field).into_values().collect(),
                 Some(by) => quotients(points, series, by, field),

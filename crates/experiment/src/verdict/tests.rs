@@ -483,6 +483,30 @@ fn a_quotient_says_which_parts_make_the_difference() {
 }
 
 #[test]
+fn a_series_that_something_else_limits_is_not_judged_and_the_evidence_says_what() {
+    let text = "id = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = [\"gpu-*\"]\nrule = \"bound\"\nfield = \"us\"\n\
+                by = \"cpu-*\"\nat_most = 1.0\nunless = [\"limited\", \"the NIC limits\"]";
+    let claim: Claim = toml::from_str(text).unwrap();
+    let point =
+        |series: &str, us: f64, limited: f64| example(series, 0).with("us", us).with("limited", limited);
+    let of = |a: [f64; 2], b: [f64; 2]| {
+        let points = [
+            point("cpu-a", 10.0, a[0]),
+            point("gpu-a", 9.0, a[1]),
+            point("cpu-b", 10.0, b[0]),
+            point("gpu-b", 11.0, b[1]),
+        ];
+        let judged = Judged { aim: true, ..judge(&claim, &points) };
+        (judged.said(), judged.evidence)
+    };
+    let (said, evidence) = of([0.0, 0.0], [1.0, 0.0]);
+    assert_eq!(said, "aim met where judged");
+    assert_eq!(evidence, ["gpu-b / cpu-b: not judged: the NIC limits (cpu-b)", "holds: gpu-a / cpu-a: 0.90"]);
+    assert_eq!(of([0.0, 1.0], [0.0, 0.0]).0, "aim not met");
+    assert_eq!(of([1.0, 1.0], [0.0, 1.0]).0, "needs data");
+}
+
+#[test]
 fn an_aim_that_does_not_hold_everywhere_is_not_met_and_load_is_said() {
     let flat = "rule = \"flat\"\nfield = \"post_ns\"\nat_most = 1.1\n";
     let slow = |point: &mut Point| *point.value("post_ns") *= point.x as f64;

@@ -20,6 +20,7 @@ use zoo::Architecture;
 
 use super::cost::{Waiting, setting};
 use super::nic_tests::{serves, traces};
+use super::tests::chain::woken;
 use super::tests::test_pipeline::{ANSWERS, RECORD, TestPipeline, geometry};
 use super::tests::{PLANTED, has_compiler, ptx};
 use super::*;
@@ -219,6 +220,7 @@ fn gpu_kernel_that_stays_ends_at_a_marked_slot() {
         served.start().unwrap();
     }
     println!("TABLE a marked slot ends the kernel that stays after {took:?}");
+    woken(took.into_iter());
     served.stop(LIMIT).unwrap();
 }
 

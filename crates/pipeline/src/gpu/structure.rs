@@ -71,14 +71,12 @@ impl Structure {
 }
 
 impl Served {
-    /// What has the turns of a pipeline on a GPU; one kernel that stays is one node. `None`: it is the twin's, or has no model yet.
+    /// The recorded graph that has the turns of a pipeline on a GPU. `None`: it has none: it is the twin's, one kernel that stays, or has
+    /// no model yet.
     /// Error: the driver's.
     pub fn structure(&self) -> Result<Option<Structure>, ServedError> {
         Ok(match &self.runs {
             Runs::Graph { graph, .. } => Some(Structure::of(&graph.nodes()?)),
-            Runs::Resident { .. } if self.core.machine.is_gpu() => {
-                Some(Structure { nodes: 1, kernels: 1, ..Structure::default() })
-            }
             Runs::Not | Runs::Twin { .. } | Runs::Resident { .. } => None,
         })
     }

@@ -16,7 +16,7 @@ use slots::{Tensor, TensorKind};
 
 use super::*;
 
-mod chain;
+pub mod chain;
 mod release;
 pub mod test_pipeline;
 mod turns;

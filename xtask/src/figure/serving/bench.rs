@@ -1,5 +1,7 @@
 //! What figures of a server share: the programs on the software NIC, a server that listens, its clients, and what a point stands on.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -17,9 +19,10 @@ use crate::figure::judged::judged;
 use crate::figure::nic::{self, Nic};
 use crate::figure::options::{Machine, Options};
 use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, JsonProgram, WAIT};
+use crate::onnx_runtime::Search;
+use crate::process::{Ended, JsonProgram, WAIT, run_logged};
 use crate::setup::{self, Purpose};
-use crate::{wheels, workspace, zoo};
+use crate::{files, wheels, workspace, zoo};
 
 /// Until the server listens: it compiles kernels and loads a model.
 pub const BEGIN: Duration = Duration::from_secs(180);
@@ -27,6 +30,10 @@ pub const BEGIN: Duration = Duration::from_secs(180);
 pub const END: Duration = Duration::from_secs(60);
 /// Longest wait for a line of the client's, which says one each second.
 pub const SILENCE: Duration = Duration::from_secs(60);
+/// Longest that a model's reference may take.
+pub const REFERENCE: Duration = Duration::from_secs(120);
+/// How far an answer may lie from the reference, as a share of its root mean square: engines add in orders of their own.
+const TOLERANCE: &str = "1e-3";
 /// Packages of the programs.
 const PACKAGES: [&str; 8] = ["-p", "inference-server", "-p", "client", "-p", "softnic", "-p", "profiler"];
 
@@ -115,6 +122,7 @@ impl ServerFigure {
             spec,
             provenance: self.provenance(spec)?,
             nic: Nic::software(spec, out)?,
+            references: RefCell::default(),
         })
     }
 
@@ -141,6 +149,8 @@ pub struct ServerBench<'a> {
     pub spec: &'a Spec,
     pub provenance: Provenance,
     nic: Nic,
+    /// Models whose references are there.
+    references: RefCell<BTreeSet<String>>,
 }
 
 impl ServerBench<'_> {
@@ -175,10 +185,41 @@ impl ServerBench<'_> {
         Ok((server, address))
     }
 
-    /// Starts a client of the server at an address with these options.
-    pub fn client(&self, address: &str, options: &[String], log: &Path) -> Result<JsonProgram> {
+    /// The file that a model's answers are compared with, made once. By ONNX Runtime, or, where it is not, by our kernels without a
+    /// server: on the GPU, launched by the CPU, or on the twin.
+    pub fn reference(&self, model: &str) -> Result<PathBuf> {
+        let file = self.figure.how.out.join(format!("reference-{model}.f32"));
+        if self.references.borrow().contains(model) {
+            return Ok(file);
+        }
+        // One of an earlier run must not be taken for this one's.
+        files::remove(&file)?;
+        let runtime = Search::here(None).find();
+        let engine = match (&runtime, self.figure.machine) {
+            (Ok(_), _) => "cpu",
+            (Err(_), Machine::Gpu) => "own",
+            (Err(_), Machine::Twin) => "twin",
+        };
+        let inputs = option(self.spec, "inputs")?.to_string();
+        let mut command = Command::new(&self.figure.programs.profiler);
+        command.args(["reference", model, "--engine", engine, "--inputs", &inputs, "--out"]).arg(&file);
+        command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
+        command.envs(self.figure.here.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
+        command.envs(runtime.as_ref().map(|found| (wheels::ONNX_RUNTIME.variable, &found.library)));
+        let log = self.log(&format!("reference-{model}"));
+        let ended = run_logged(&mut command, &log, REFERENCE)?;
+        ensure!(ended == Ended::Well && file.is_file(), "the profiler {ended}; see {}", log.display());
+        let why = runtime.err().map_or_else(String::new, |why| format!(": no ONNX Runtime here: {why}"));
+        say!("{model}: answers are compared with the profiler's, engine {engine}{why}");
+        self.references.borrow_mut().insert(model.to_owned());
+        Ok(file)
+    }
+
+    /// Starts a client of a model's server at an address with these options.
+    pub fn client(&self, model: &str, address: &str, options: &[String], log: &Path) -> Result<JsonProgram> {
         let mut command = self.on_nic(&self.figure.programs.client);
         command.args(["--connect", address]).args(options).arg("--manifests").arg(zoo::manifests());
+        command.arg("--reference").arg(self.reference(model)?).args(["--tolerance", TOLERANCE]);
         JsonProgram::start(&mut command, log)
     }
 }
@@ -212,9 +253,12 @@ pub fn ended(client: &mut JsonProgram, run: &Value, since: Instant) -> Result<()
     Ok(())
 }
 
-/// Why a client's last line is no measurement: answers that are wrong, lost, of no request, or refusals.
+/// Why a client's last line is no measurement: answers that are wrong, not compared, lost, of no request, or refusals.
 pub fn missing(run: &Value) -> Option<String> {
     let refused = run["refused"].as_object().map(|all| all.values().filter_map(Value::as_u64).sum());
+    if run["reference"] != true {
+        return Some("no answer was compared with a reference".into());
+    }
     let counts = ["wrong", "lost", "duplicate"].map(|name| (name, run[name].as_u64()));
     counts.into_iter().chain([("refused", refused)]).find_map(|(name, count)| match count {
         Some(0) => None,
@@ -235,6 +279,7 @@ pub fn drawn_and_judged<'a>(
         lines.push(format!("left out: {}", left_out.join(", ")));
     }
     let drawn = plots.filter(|(_, _, series)| kept.iter().any(|one| series.contains(one)));
+    lines.push("answers are compared with a file of `profiler reference`, one a model".into());
     lines.extend(drawn.map(|(name, title, _)| format!("draws: {name}: {title}")));
     lines.extend(judged(experiment, false));
     if machine == Machine::Twin {

@@ -93,6 +93,7 @@ impl run::Bench for Clients<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let (bench, line) = (self.0, Line::of(&key.series)?);
         let mut point = bench.point(key, seconds);
+        bench.reference(line.model)?;
         let log = |end: &str| bench.log(&format!("{}-{}-{end}", key.series, key.repetition));
         let options = server_options(bench.spec, &line, bench.figure.machine)?;
         let (mut server, address) = bench.listening(&options, &log("server"))?;
@@ -100,7 +101,7 @@ impl run::Bench for Clients<'_> {
         let mut clients = Vec::new();
         for nth in 0..line.count {
             let options = client_options(bench.spec, &line, seconds)?;
-            clients.push(bench.client(&address, &options, &log(&format!("client-{nth}")))?);
+            clients.push(bench.client(line.model, &address, &options, &log(&format!("client-{nth}")))?);
         }
         let (since, late) = (Instant::now(), watch.seconds());
         let heard = std::thread::scope(|scope| {
@@ -266,7 +267,7 @@ mod tests {
     fn a_point_says_the_sum_and_the_spread_and_what_makes_it_none() {
         let experiment = bench_clients();
         let key = experiment.spec.grid(Extent::Normal).keys().remove(0);
-        let run = |wrong: u64| json!({ "sent": 9, "wrong": wrong, "lost": 0, "duplicate": 0, "refused": {} });
+        let run = |wrong: u64| json!({ "sent": 9, "reference": true, "wrong": wrong, "lost": 0, "duplicate": 0, "refused": {} });
         // The first and the last one lie outside of the time in which all are served.
         let looks = [(0.5, 0), (1.5, 100), (2.5, 150), (3.5, 900)];
         let looks = looks.map(|(at, ticks)| (at, ProcessSnapshot::after(ticks)));
@@ -322,6 +323,8 @@ mod tests {
         execute(&experiment, &ServerFigure::of_tests(&stage.0, how, Machine::Gpu)).unwrap();
         let asked = std::fs::read_to_string(stage.0.join("client-options")).unwrap();
         assert!(asked.lines().count() == 64 && asked.contains("--slots 1 "), "{asked}");
+        let compared = asked.lines().filter(|line| line.contains("--reference")).count();
+        assert_eq!((compared, stage.references()), (64, ["squeezenet-1.1"].map(str::to_owned).to_vec()));
         let [point] = <[Point; 1]>::try_from(stage.points()).unwrap();
         assert_eq!(point.detail["rates"].as_array().map(Vec::len), Some(64));
     }

@@ -1,6 +1,6 @@
 //! Figure 7: what a server uses of the CPU while a GPU serves, by how its thread waits.
 //!
-//! A series is `gpu-LINE-MODEL`. A point is a server and a client of their own: the line is the server's `--sleep`. `cpu.rs` reads what the
+//! A series is `gpu-LINE-MODEL`, or `gpu-LINE+MODE-MODEL` for another of the server's modes than gpu-graph. A point is a server and a client of their own: the line is the server's `--sleep`. `cpu.rs` reads what the
 //! server's threads use; phases are initialisation, serving and end (`experiments/fig7/README.md`).
 
 use std::path::{Path, PathBuf};
@@ -40,16 +40,22 @@ const APART: Duration = Duration::from_millis(500);
 const STEALS: &str = "steals";
 /// The one line that the twin has: it knows no driver's synchronisation.
 const EVENT: &str = "event";
+/// What drives the GPU where a series does not say.
+const GRAPH: &str = "graph";
+
 /// A series taken apart.
 struct Line<'a> {
     sleep: &'a str,
+    /// What drives the GPU, without `gpu-`.
+    mode: &'a str,
     model: &'a str,
 }
 
 impl<'a> Line<'a> {
     fn of(series: &'a str) -> Result<Line<'a>> {
-        let (sleep, model) = parts(series, "LINE")?;
-        Ok(Line { sleep, model })
+        let (line, model) = parts(series, "LINE")?;
+        let (sleep, mode) = line.split_once('+').unwrap_or((line, GRAPH));
+        Ok(Line { sleep, mode, model })
     }
 }
 
@@ -67,7 +73,7 @@ fn grid(spec: &Spec, extent: Extent, machine: Machine) -> (Grid, Vec<String>) {
         grid.series.first().and_then(|series| Line::of(series).ok()).map(|line| line.model.to_owned());
     let is_kept = |series: &String| {
         let Ok(line) = Line::of(series) else { return true };
-        let has_model = extent != Extent::Quick || first.as_deref() == Some(line.model);
+        let has_model = extent != Extent::Quick || first.as_deref() == Some(line.model) && line.mode == GRAPH;
         has_model && (machine == Machine::Gpu || line.sleep == EVENT)
     };
     let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
@@ -78,9 +84,9 @@ fn grid(spec: &Spec, extent: Extent, machine: Machine) -> (Grid, Vec<String>) {
 /// What a server is told.
 fn server_options(spec: &Spec, line: &Line<'_>, machine: Machine) -> Result<Vec<String>> {
     let (slots, warmup) = (option(spec, "slots")?, option(spec, "warmup")?);
-    let (machine, Line { sleep, model }) = (machine.name(), line);
+    let (machine, Line { sleep, mode, model }) = (machine.name(), line);
     Ok(shell::words(&format!(
-        "--mode gpu-graph --machine {machine} --sleep {sleep} --model {model} --warmup {warmup} --slots {slots} \
+        "--mode gpu-{mode} --machine {machine} --sleep {sleep} --model {model} --warmup {warmup} --slots {slots} \
          --listen 127.0.0.1:0 --status - --json -"
     )))
 }
@@ -122,6 +128,8 @@ struct Phases {
     watts: Option<f64>,
     /// From a signal until the sleeping server's answer was read.
     woken: Option<Duration>,
+    /// From SIGTERM until the server's last line.
+    stopped: Duration,
     /// The client's last line.
     run: Value,
 }
@@ -130,6 +138,9 @@ impl run::Bench for Served<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let line = Line::of(&key.series)?;
         let name = format!("{}-{}", key.series, key.repetition);
+        if line.sleep != STEALS {
+            self.bench.reference(line.model)?;
+        }
         let mut point = self.bench.point(key, seconds);
         if line.sleep == STEALS {
             let [alone, beside] = self.steals(&line, &name, seconds)?;
@@ -145,7 +156,7 @@ impl run::Bench for Served<'_> {
 
 /// Puts the numbers of a run into its point.
 fn fill(point: &mut Point, phases: &Phases) {
-    let Phases { init, serving, end, cores, watts, woken, run } = phases;
+    let Phases { init, serving, end, cores, watts, woken, stopped, run } = phases;
     let number = |pointer: &str| run.pointer(pointer).and_then(Value::as_f64);
     let values = [
         ("serving_cores", Some(serving.own_cores())),
@@ -159,6 +170,7 @@ fn fill(point: &mut Point, phases: &Phases) {
         ("p99_us", number("/latency/p99_ns").map(|ns| ns / 1e3)),
         ("gpu_watts", *watts),
         ("woken_ms", woken.map(|time| time.as_secs_f64() * 1e3)),
+        ("stopped_ms", Some(stopped.as_secs_f64() * 1e3)),
         ("serving_s", Some(serving.seconds)),
         ("init_s", Some(init.seconds)),
         ("end_s", Some(end.seconds)),
@@ -201,7 +213,7 @@ impl Served<'_> {
         };
         let before = rate("before")?;
         let log = self.bench.log(&format!("{name}-server"));
-        let (mut server, ..) = self.server(&Line { sleep: EVENT, model: line.model }, &log)?;
+        let (mut server, ..) = self.server(&Line { sleep: EVENT, ..*line }, &log)?;
         let beside = rate("beside")?;
         bench::end(&mut server)?;
         Ok([(before + rate("after")?) / 2.0, beside])
@@ -212,7 +224,7 @@ impl Served<'_> {
         let log = |end: &str| self.bench.log(&format!("{name}-{end}"));
         let (mut server, watch, address) = self.server(line, &log("server"))?;
         let options = client_options(self.bench.spec, line, seconds)?;
-        let mut client = self.bench.client(&address, &options, &log("client"))?;
+        let mut client = self.bench.client(line.model, &address, &options, &log("client"))?;
         client.json("live", BEGIN).context("the client")?;
         let (begun, since) = (watch.border()?, Instant::now());
         let limit = Instant::now() + Duration::from_secs_f64(seconds) + SILENCE;
@@ -237,9 +249,12 @@ impl Served<'_> {
         let woken = (line.sleep == EVENT).then(|| bench::status(&mut server).map(|_| asked.elapsed()));
         let woken = woken.transpose()?;
         signal(process, Signal::SIGTERM)?;
+        let asked = Instant::now();
+        let stopped = server.json_of(&["served"], END).map(|_| asked.elapsed());
         let last = last_look(process, END, served.1.clone());
         let end = last.since(&served.1, watch.seconds() - served.0);
         server.ends_well("the server", END)?;
+        let stopped = stopped.context("the server")?;
         let taken = watch.end();
         let zero = ProcessSnapshot::default();
         Ok(Phases {
@@ -249,6 +264,7 @@ impl Served<'_> {
             cores: timeline(&taken),
             watts,
             woken,
+            stopped,
             run,
         })
     }
@@ -275,11 +291,11 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
     let spec = &experiment.spec;
     let (grid, left_out) = grid(spec, how.extent, machine);
     let of = |series: &String| grid.seconds_of(series);
-    let all: f64 = grid.series.iter().map(of).sum::<f64>() * f64::from(grid.repeat);
+    let all: f64 = grid.keys().iter().map(|key| of(&key.series)).sum();
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
         format!(
-            "{} points: {} series × {} repetitions, {:.0} s of serving in all; each point ends within nine minutes, --resume goes on",
+            "{} points: {} series × {} repetitions at most, {:.0} s of serving in all; each point ends within nine minutes, --resume goes on",
             grid.keys().len(),
             grid.series.len(),
             grid.repeat,

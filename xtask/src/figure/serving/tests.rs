@@ -13,7 +13,7 @@ use crate::workspace::root;
 const SOFTNIC: &str = "#!/bin/sh\nshift 6\nexec \"$@\"\n";
 /// Works all the time where it is told to spin, and ends by SIGTERM. The client waits until it has worked for 0.4 s.
 const SERVER: &str = r#"#!/bin/sh
-trap 'exit 0' TERM
+trap 'echo "{\"kind\":\"served\"}"; exit 0' TERM
 trap 'echo "{\"kind\":\"status\"}"' USR1
 echo "$@" >> FOLDER/server-options
 echo $$ > FOLDER/server
@@ -35,14 +35,15 @@ if [ -e FOLDER/spins ]; then
   while [ $(used) -lt $goal ]; do sleep 0.1; done
 fi
 echo '{"kind":"live","seconds":2.0}'
-echo '{"kind":"run","sent":40,"answered":40,"wrong":0,"lost":0,"duplicate":0,"refused":{},"latency":{"p50_ns":1500000,"p99_ns":2500000},"answers_per_second":20.5}'
+echo '{"kind":"run","sent":40,"answered":40,"wrong":0,"lost":0,"duplicate":0,"refused":{},"reference":true,"latency":{"p50_ns":1500000,"p99_ns":2500000},"answers_per_second":20.5}'
 "#;
 
-/// Has a tenth less of its rate beside a server.
+/// Writes a reference. Otherwise it has a tenth less of its rate beside a server.
 const PROFILER: &str = r#"#!/bin/sh
+[ $1 = reference ] && echo $2 >> FOLDER/references
 rate=1000
 [ -e FOLDER/server ] && kill -0 $(cat FOLDER/server) 2> FOLDER/kill && rate=900
-while [ $# -gt 0 ]; do [ $1 = --json ] && echo "{\"runs_per_s\":$rate}" > "$2"; shift; done
+while [ $# -gt 0 ]; do [ $1 = --out ] && echo reference > "$2"; [ $1 = --json ] && echo "{\"runs_per_s\":$rate}" > "$2"; shift; done
 exit 0
 "#;
 
@@ -89,6 +90,12 @@ impl Stage {
         Ok(serde_json::from_str(&fs::read_to_string(figure.how.out.join("summary.json"))?)?)
     }
 
+    /// Models whose references were made, in their order.
+    pub fn references(&self) -> Vec<String> {
+        let made = fs::read_to_string(self.0.join("references")).unwrap_or_default();
+        made.lines().map(str::to_owned).collect()
+    }
+
     pub fn points(&self) -> Vec<Point> {
         measure::json_lines::read(&self.0.join("out/results.jsonl")).unwrap().records
     }
@@ -128,6 +135,7 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
     );
     let asleep = points.iter().filter(|point| point.values.contains_key("woken_ms"));
     assert!(asleep.map(|point| point.series.as_str()).eq([event]));
+    assert!(of(event, "stopped_ms") > 0.0 && of(spin, "stopped_ms") > 0.0);
     let thread = |series: &str| {
         let values = &points.iter().find(|point| point.series == series).unwrap().values;
         values.iter().find(|(name, _)| name.starts_with("thread ")).map(|(_, cores)| *cores)
@@ -155,6 +163,14 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
         "{asked}"
     );
     assert!(lines.len() == 3 && lines[1].contains("--sleep spin"), "{asked}");
+    assert_eq!(stage.references(), ["squeezenet-1.1"], "once a model");
+    let clients = fs::read_to_string(stage.0.join("client-options")).unwrap();
+    let file = stage.0.join("out/reference-squeezenet-1.1.f32");
+    let compared = format!("--reference {} --tolerance 1e-3", file.display());
+    assert!(
+        clients.lines().count() == 2 && clients.lines().all(|line| line.contains(&compared)),
+        "{clients}"
+    );
     let stolen = of("gpu-steals-squeezenet-1.1", "stolen");
     assert!((stolen - 0.1).abs() < 1e-9 && lines[2].contains("--sleep event"), "{stolen} {asked}");
     assert_eq!(verdict(&summary, "polling-takes"), "reported");
@@ -199,12 +215,14 @@ fn by_the_twin_nothing_is_judged_and_the_label_says_so() {
 #[test]
 fn what_goes_wrong_is_named_with_its_log() {
     for (name, from, to, words, refused) in [
-        ("refused", "trap 'exit 0' TERM", "echo 'server: no --sleep' >&2; exit 2", "no --sleep", true),
+        ("refused", "rm -f FOLDER/spins\n", "echo 'server: no --sleep' >&2; exit 2\n", "no --sleep", true),
         ("died", "sleep 1\n", "exit 3\n", "the client", false),
-        ("status", "trap 'exit 0' TERM", "trap 'exit 5' TERM", "the server ended with status 5", false),
+        ("status", "exit 0' TERM", "exit 5' TERM", "the server ended with status 5", false),
         // The client ends with 1 then.
         ("lost", "\"lost\":0", "\"lost\":4", "4 lost of 40 requests", false),
-        ("refusals", "{},\"latency\"", "{\"stopping\":3},\"latency\"", "3 refused of 40 requests", false),
+        ("refusals", "{},\"reference\"", "{\"stopping\":3},\"reference\"", "3 refused of 40 requests", false),
+        ("compared", "\"reference\":true", "\"reference\":false", "no answer was compared", false),
+        ("reference", "echo reference >", "cat <", "the profiler", false),
     ] {
         let stage = Stage::new(name, |text| match text.replace(from, to) {
             bent if bent.contains("\"run\"") && bent != text => format!("{bent}exit 1\n"),
@@ -223,20 +241,25 @@ fn a_dry_run_says_lines_models_and_times() {
     let of = |extent, machine| dry_run(&experiment, &how(PathBuf::from("out"), extent), machine).unwrap();
     let whole = of(Extent::Normal, Machine::Gpu);
     for words in [
-        "35 points: 7 series × 5 repetitions, 1375 s of serving",
+        "37 points: 9 series × 5 repetitions at most, 1405 s of serving",
+        "--mode gpu-while --machine gpu --sleep event --model squeezenet-1.1",
+        "--mode gpu-persistent --machine gpu --sleep event --model super-resolution-x1",
         "gpu-event-squeezenet-1.1, 60 s",
         "gpu-spin-super-resolution-x1, 30 s",
         "--sleep block",
         "--seconds 61",
         "judges 6 claims of experiments/fig7/paper.toml: cpu-100, ",
-        "judges 7 claims of experiments/fig7/spec.toml: block-alone, ",
+        "judges 8 claims of experiments/fig7/spec.toml: block-alone, ",
     ] {
         assert!(whole.contains(words), "{words}: {whole}");
     }
     let quick = of(Extent::Quick, Machine::Twin);
-    for words in
-        ["1 points: 1 series × 1 repetitions, 5 s", "left out: gpu-block", "--machine twin", "no claim"]
-    {
+    for words in [
+        "1 points: 1 series × 1 repetitions at most, 5 s",
+        "left out: gpu-block",
+        "--machine twin",
+        "no claim",
+    ] {
         assert!(quick.contains(words), "{words}: {quick}");
     }
     let lines = experiment.spec.grid(Extent::Normal).keys();
@@ -246,5 +269,7 @@ fn a_dry_run_says_lines_models_and_times() {
         ["gpu-event-squeezenet-1.1", "gpu-block-squeezenet-1.1", "gpu-spin-squeezenet-1.1"],
         "in turns"
     );
-    assert!((BEGIN + END + Duration::from_secs(61) + SILENCE) < Duration::from_secs(9 * 60));
+    assert!(
+        (BEGIN + END + Duration::from_secs(61) + SILENCE + bench::REFERENCE) < Duration::from_secs(9 * 60)
+    );
 }

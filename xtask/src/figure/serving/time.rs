@@ -1,8 +1,8 @@
 //! Figure 6: how long a server takes for a request, by what drives the GPU.
 //!
 //! A series is `gpu-DRIVER-MODEL`, or `gpu-DRIVER+VARIANT-MODEL`, whose requests are other ones. A point is a server that notes its steps
-//! (`--trace`) and one client after the other, each with a load of its own; in the first repetition also a server that notes nothing, whose
-//! rate tells what the noting takes (`experiments/fig6/README.md`). Where a flag tells of a request, the NIC's counters time it.
+//! (`--trace`) and one client after the other, each with a load of its own; in the first repetition, of the first model, also a server that
+//! notes nothing, whose rate tells what the noting takes (`experiments/fig6/README.md`). Where a flag tells of a request, the NIC's counters time it.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Grid};
+use experiment::statistics::median;
 use experiment::{Experiment, Spec, resume};
 use measure::json_lines;
 use serde_json::{Value, json};
@@ -30,14 +31,18 @@ const STEPS: [&str; 9] = ["queue", "wait", "to_gpu", "copy_in", "run", "copy_out
 /// software NIC's are never, as the tests ask; no card was tried.
 const DISORDERED: u64 = 1000;
 
+/// The emulated NIC, not the server, limits a load whose requests take more than 1/0.9 of the time in which they are due, while the server
+/// is busy for less than 0.9 of it.
+const BUSY: f64 = 0.9;
+
 /// How a client loads the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
-    /// As many requests in flight as keep the GPU busy.
+    /// Several requests in flight.
     Full,
     /// One request at a time.
     One,
-    /// At a share of the rate that all reach under [`Load::Full`], whatever the answers do.
+    /// At a share of the runs a second that the GPU can do, whatever the answers do.
     Half,
     Most,
 }
@@ -45,7 +50,7 @@ enum Load {
 impl Load {
     const ALL: [Load; 4] = [Load::Full, Load::One, Load::Half, Load::Most];
 
-    /// Those of a pass, in their order. The open loops are in the second one: their rate depends on the first one of other series.
+    /// Those of a pass, in their order. The open loops are in the second one: their rate depends on [`Load::One`] of other series.
     fn of_pass(pass: u64) -> [Load; 2] {
         if pass == 0 { [Load::Full, Load::One] } else { [Load::Half, Load::Most] }
     }
@@ -112,12 +117,12 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     execute(&experiment, &figure)
 }
 
-/// The grid of an extent: `--quick` has the first model, without variants.
+/// The grid of an extent: `--quick` has the first model, without variants and the kernel that stays.
 fn grid(spec: &Spec, extent: Extent) -> (Grid, Vec<String>) {
     let mut grid = spec.grid(extent);
     let model = |series: &str| Line::of(series).map(|line| line.model.to_owned()).unwrap_or_default();
     let first = grid.series.first().map(|series| model(series));
-    let is_plain = |series: &str| Line::of(series).is_ok_and(|line| line.variant.is_none());
+    let is_plain = |series: &str| Line::of(series).is_ok_and(|line| line.variant.is_none() && !line.stays());
     let is_kept =
         |series: &String| extent != Extent::Quick || (Some(model(series)) == first && is_plain(series));
     let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
@@ -182,32 +187,34 @@ fn execute(experiment: &Experiment, figure: &ServerFigure) -> Result<()> {
     let (spec, how) = (&experiment.spec, &figure.how);
     let bench = figure.bench(spec)?;
     let (grid, left_out) = grid(spec, how.extent);
-    let mut points = Timed { bench: &bench, series: &grid.series };
+    let mut points = Timed { bench: &bench, keys: grid.keys() };
     let earlier = samples::measure(experiment, how, &bench.provenance, &grid, &mut points)?;
+    let lines = grid.series.iter().filter_map(|series| said_use(series, &earlier.points)).collect();
     let timers = json!([{
         "name": "service",
         "start": "the timestamp of the request's receive completion, by the NIC's clock",
         "stop": "behind the answer's doorbell: the GPU's global timer, or the CPU's clock where it rings",
     }]);
-    run::report(experiment, how, &earlier, &Extra { left_out, timers, ..Extra::default() })
+    run::report(experiment, how, &earlier, &Extra { left_out, timers, lines, ..Extra::default() })
 }
 
 /// Points of a server and its clients each.
 struct Timed<'a> {
     bench: &'a ServerBench<'a>,
     /// Those of the grid.
-    series: &'a [String],
+    keys: Vec<Key>,
 }
 
 impl run::Bench for Timed<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let mut point = self.bench.point(key, seconds);
+        self.bench.reference(Line::of(&key.series)?.model)?;
         if Line::of(&key.series)?.variant == Some(FLAG) {
             self.by_the_nic(key, seconds, &mut point)?;
             return Ok(point);
         }
-        let of_all = match if key.x == 0 { Ok(0.0) } else { self.rate_of_all(key) } {
-            Ok(rate) => rate,
+        let known = match if key.x == 0 { Ok([0.0; 2]) } else { self.known(key) } {
+            Ok(known) => known,
             Err(error) => {
                 point.missing = Some(format!("{error:#}"));
                 return Ok(point);
@@ -217,17 +224,24 @@ impl run::Bench for Timed<'_> {
         if key.x == 0 && !Line::of(&key.series)?.is_baseline() {
             fill_graph(&mut point, &bench::status(&mut server)?);
         }
+        let [runs_per_s, mut taken_us] = known;
+        let mut took = Vec::new();
         for load in Load::of_pass(key.x) {
             let share = match load {
                 Load::Full | Load::One => 0.0,
                 load => share(self.bench.spec, &key.series, load.name())?,
             };
-            let run = self.client(key, load, &address, [seconds, share * of_all])?;
+            let run = self.client(key, load, &address, [seconds, share * runs_per_s])?;
             let traced = server.json_of(&["traced"], SILENCE).context("the server")?;
             fill(&mut point, load, &run, &traced)?;
+            took.push((load, run["seconds"].as_f64().unwrap_or_default()));
         }
+        if key.x == 0 {
+            taken_us = own_taken_us(&point)?.unwrap_or_default();
+        }
+        took.into_iter().for_each(|(load, seconds)| fill_limit(&mut point, load, taken_us, seconds));
         bench::end(&mut server)?;
-        if key.repetition == 0 && key.x == 0 && Line::of(&key.series)?.variant.is_none() {
+        if key.repetition == 0 && key.x == 0 && self.notes_nothing_too(&key.series)? {
             let (mut server, address) = self.server(key, false)?;
             let run = self.client(key, Load::Full, &address, [seconds, 0.0])?;
             bench::end(&mut server)?;
@@ -240,11 +254,11 @@ impl run::Bench for Timed<'_> {
     }
 }
 
-/// The least rate under [`Load::Full`] of all series that drive the series's model, in its repetition; a kernel that stays has its
-/// own. Error: one of them has no whole point.
-fn rate_of_all(all: &[String], points: &[Point], key: &Key) -> Result<f64> {
+/// Runs a second that the GPU can do of the series's model, by the longest run under [`Load::One`] of all series that drive it, in the
+/// series's repetition; a kernel that stays has its own. With [`own_taken_us`] of the series. Error: one of them has no whole point.
+fn known(all: &[String], points: &[Point], key: &Key) -> Result<[f64; 2]> {
     let line = Line::of(&key.series)?;
-    let mut least = f64::INFINITY;
+    let (mut most_us, mut taken_us): (f64, _) = (0.0, None);
     for series in all {
         let other = Line::of(series)?;
         if other.model != line.model || other.stays() != line.stays() || other.variant.is_some() {
@@ -253,16 +267,57 @@ fn rate_of_all(all: &[String], points: &[Point], key: &Key) -> Result<f64> {
         let is_of =
             |point: &&Point| point.series == *series && point.x == 0 && point.repetition == key.repetition;
         let whole = points.iter().filter(is_of).find(|point| point.missing.is_none());
-        let rate = whole.and_then(|point| point.values.get("full_per_s").copied());
-        let rate = rate.filter(|rate| *rate > 0.0).with_context(|| {
+        let run_us = whole.and_then(|point| point.values.get("one_run_us").copied());
+        let run_us = run_us.filter(|us| *us > 0.0).with_context(|| {
             format!(
-                "{series}: no whole point of pass 0 in repetition {}, whose rate is needed",
+                "{series}: no whole point of pass 0 in repetition {}, whose run time is needed",
                 key.repetition
             )
         })?;
-        least = least.min(rate);
+        most_us = most_us.max(run_us);
+        if *series == key.series {
+            taken_us = whole.map(own_taken_us).transpose()?.flatten();
+        }
     }
-    Ok(least)
+    Ok([1e6 / most_us, taken_us.unwrap_or_default()])
+}
+
+/// How long a request of a point of pass 0 keeps the server from beginning the next one: `fair` computes one beside the copies of others.
+fn own_taken_us(point: &Point) -> Result<Option<f64>> {
+    let us = |step: &str| point.values.get(&format!("one_{step}_us")).copied();
+    Ok(match Line::of(&point.series)?.driver {
+        "fair" => us("run"),
+        _ => STEPS.iter().filter(|step| **step != "queue").map(|step| us(step)).sum(),
+    })
+}
+
+/// Says in a point whether the emulated NIC, and not the server, limits a load that took so many seconds.
+fn fill_limit(point: &mut Point, load: Load, taken_us: f64, seconds: f64) {
+    let name = load.name();
+    let per_s = point.values.get(&format!("{name}_per_s")).copied().unwrap_or_default();
+    let is_late = match load {
+        Load::One => return,
+        Load::Full => true,
+        Load::Half | Load::Most => seconds * BUSY > point.seconds,
+    };
+    let is_limited = is_late && per_s * taken_us / 1e6 < BUSY;
+    point.values.insert(format!("{name}_limited"), f64::from(u8::from(is_limited)));
+}
+
+/// The GPU's use by a series under each load, as a line; `None`: it has none.
+fn said_use(series: &str, points: &[Point]) -> Option<String> {
+    let of = |load: Load, what: &str| {
+        let name = format!("{}_{what}", load.name());
+        let own = points.iter().filter(|point| point.series == series);
+        median(&own.filter_map(|point| point.values.get(&name).copied()).collect::<Vec<f64>>())
+    };
+    let said = |load: Load| {
+        let is_limited = of(load, "limited").is_some_and(|limited| limited != 0.0);
+        let limited = if is_limited { " (NIC-limited, not judged)" } else { "" };
+        Some(format!("{} {:.2}{limited}", load.name(), of(load, "use")?))
+    };
+    let said: Vec<String> = Load::ALL.into_iter().filter_map(said).collect();
+    (!said.is_empty()).then(|| format!("{series}: use of the GPU: {}", said.join(", ")))
 }
 
 /// Puts the counts of what has the server's turns into its point; the twin has none.
@@ -285,14 +340,14 @@ fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()
     put("us", us(traced, "/service/p50_ns"));
     put("p99_us", us(traced, "/service/p99_ns"));
     put("end_us", us(run, "/latency/p50_ns"));
-    put("per_s", run["answers_per_second"].as_f64());
+    let per_s = run["answers_per_second"].as_f64();
+    put("per_s", per_s);
+    put("use", per_s.zip(us(traced, "/steps/run/mean_ns")).map(|(per_s, run_us)| per_s * run_us / 1e6));
     for step in STEPS {
         put(&format!("{step}_us"), us(traced, &format!("/steps/{step}/mean_ns")));
     }
-    if load == Load::One {
-        let [end, service] = [us(run, "/latency/mean_ns"), us(traced, "/service/mean_ns")];
-        put("nic_us", end.zip(service).map(|(end, service)| end - service));
-    }
+    let [end, service] = [us(run, "/latency/mean_ns"), us(traced, "/service/mean_ns")];
+    put("nic_us", end.zip(service).map(|(end, service)| end - service));
     if load == Load::Full {
         put("attended_us", us(traced, "/attended/p50_ns"));
         let posts = us(traced, "/steps/wait/mean_ns").zip(us(traced, "/steps/send/mean_ns"));
@@ -371,10 +426,20 @@ impl Timed<'_> {
         Ok([count("turnarounds")?, count("turnaround_ns")?])
     }
 
-    /// [`rate_of_all`], of the points that are finished.
-    fn rate_of_all(&self, key: &Key) -> Result<f64> {
+    /// [`known`], of the points that are finished.
+    fn known(&self, key: &Key) -> Result<[f64; 2]> {
         let points = json_lines::read::<Point>(&self.bench.figure.how.out.join("results.jsonl"))?.records;
-        rate_of_all(self.series, &points, key)
+        let is_first = |one: &Key| one.x == 0 && one.repetition == key.repetition;
+        let all: Vec<String> =
+            self.keys.iter().filter(|one| is_first(one)).map(|one| one.series.clone()).collect();
+        known(&all, &points, key)
+    }
+
+    /// Whether a series shows what the noting takes: those of the first model, without variants.
+    fn notes_nothing_too(&self, series: &str) -> Result<bool> {
+        let (line, first) =
+            (Line::of(series)?, self.keys.first().map(|first| Line::of(&first.series)).transpose()?);
+        Ok(line.variant.is_none() && first.is_some_and(|first| first.model == line.model))
     }
 
     /// Starts a server, and waits until it listens: with where.
@@ -389,7 +454,7 @@ impl Timed<'_> {
     fn client(&self, key: &Key, load: Load, address: &str, times: [f64; 2]) -> Result<Value> {
         let log = self.bench.log(&format!("{}-{}-{}", key.series, key.repetition, load.name()));
         let options = client_options(self.bench.spec, &key.series, load, times)?;
-        let mut client = self.bench.client(address, &options, &log)?;
+        let mut client = self.bench.client(Line::of(&key.series)?.model, address, &options, &log)?;
         let (since, limit) = (Instant::now(), Duration::from_secs_f64(times[0]) + 2 * SILENCE);
         let run = client.json("run", limit).with_context(|| format!("the client; see {}", log.display()))?;
         bench::ended(&mut client, &run, since)?;
@@ -404,7 +469,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
         format!(
-            "{} points of {} series in 2 passes × {} repetitions, each of two loads of {} s; each point ends within nine minutes, --resume goes on",
+            "{} points of {} series in 2 passes × {} repetitions at most, each of two loads of {} s; each point ends within nine minutes, --resume goes on",
             grid.keys().len(),
             grid.series.len(),
             grid.repeat,
@@ -431,7 +496,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
                 client_options(spec, series, load, [grid.seconds, f64::NAN])?.join(" ").replace(
                     "NaN",
                     &format!(
-                        "{} of the least full",
+                        "{} of the GPU's runs a second",
                         option(spec, series, load.name()).unwrap_or(&toml::Value::Integer(1))
                     )
                 )

@@ -41,6 +41,8 @@ impl Points {
     fn times(&self) -> gpu::Result<OffloadTimes> {
         let Some([copies, computes]) = &self.begins else { return Ok(OffloadTimes::default()) };
         Ok(OffloadTimes {
+            // Its input is there, and the other instance still runs.
+            queue_ns: computes.ns_since(&self.arrived)?,
             to_gpu_ns: self.arrived.ns_since(copies)?,
             run_ns: self.computed.ns_since(computes)?,
             to_cpu_ns: self.copied.ns_since(&self.computed)?,

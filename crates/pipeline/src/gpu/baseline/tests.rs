@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gpu::{Function, Recorded, Shape, Stream, Unit};
 use host_twin::Visibility;
 use measure::need;
 use rdma_shim::kernel::{Machine, Memory as MachineMemory};
@@ -130,24 +131,65 @@ fn twin_traces_the_steps_of_both_baselines() {
     both_trace(&context, &Machine::twin(Visibility::InOrder));
 }
 
+/// What a slow model takes at least.
+const RUN: Duration = Duration::from_millis(2);
+
 /// What waits behind another run is in the queue, wherever it waits.
 #[test]
 fn requests_behind_others_are_traced_as_queued_in_both_baselines() {
-    const RUN: Duration = Duration::from_millis(2);
     let context = need!(device(), nic, "an mlx5 device");
     need!(has_kernels(), cc, "a C++ compiler");
-    let machine = Machine::twin(Visibility::InOrder);
-    let slow = |buffers: &MachineMemory| {
-        let Model::Called(mut add) = add_one_on(&machine, buffers) else { panic!("a model that is called") };
-        Model::Called(Box::new(move || {
+    both_queue(&context, &Machine::twin(Visibility::InOrder));
+}
+
+/// Runs the model that adds 1 behind a kernel that takes [`RUN`].
+struct Slow(Function, Box<dyn Recorded>);
+
+const SPIN: &str = "extern \"C\" __global__ void spin(unsigned long long ns) {
+    unsigned long long begun, now;
+    asm volatile(\"mov.u64 %0, %%globaltimer;\" : \"=l\"(begun));
+    do asm volatile(\"mov.u64 %0, %%globaltimer;\" : \"=l\"(now)); while (now - begun < ns);
+}
+";
+
+// SAFETY: the first kernel touches no memory; the model keeps its own promise.
+unsafe impl Recorded for Slow {
+    fn record(&self, stream: &Stream) -> gpu::Result<()> {
+        let shape = Shape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+        // A tenth more: the timer and events tell times in steps.
+        let arguments = gpu::Arguments::new().u64(RUN.as_nanos() as u64 * 11 / 10);
+        // SAFETY: as above.
+        unsafe { stream.launch(&self.0, shape, &arguments) }?;
+        self.1.record(stream)
+    }
+}
+
+fn slow_on(machine: &Machine, buffers: &MachineMemory) -> Model {
+    match add_one_on(machine, buffers) {
+        Model::Called(mut add) => Model::Called(Box::new(move || {
             std::thread::sleep(RUN);
             add()
-        }))
-    };
+        })),
+        Model::Recorded(model) => {
+            let module = machine.module(&[Unit::new("spin.cu", SPIN)]).unwrap();
+            Model::Recorded(Box::new(Slow(module.function("spin").unwrap(), model)))
+        }
+    }
+}
+
+fn both_queue(context: &Context, machine: &Machine) {
     for baseline in Baseline::ALL {
-        let trace = traced(&context, &mut served_by(&machine, baseline, &|| instance_by(&machine, &slow)));
+        let instance = || instance_by(machine, &|buffers| slow_on(machine, buffers));
+        let trace = traced(context, &mut served_by(machine, baseline, &instance));
         for (nth, sample) in (0..).zip(&trace.samples[..SLOTS as usize]) {
-            let queue = Duration::from_nanos(sample.ns(Step::Queue));
+            let mut queue = Duration::from_nanos(sample.ns(Step::Queue));
+            if machine.is_gpu() {
+                // Meanwhile its input is copied; in the faithful one that step has the wait for the run before.
+                queue += RUN / 2;
+                if baseline == Baseline::Faithful {
+                    queue += Duration::from_nanos(sample.ns(Step::ToGpu));
+                }
+            }
             assert!(queue >= nth * RUN, "{baseline:?} {nth}: {sample:?}");
             assert!(Duration::from_nanos(sample.ns(Step::Run)) >= RUN, "{baseline:?} {nth}: {sample:?}");
         }
@@ -201,6 +243,7 @@ fn gpu_serves_by_both_baselines() {
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     both_serve(&context, &machine);
     both_trace(&context, &machine);
+    both_queue(&context, &machine);
     // What they claim of their slots is what the driver says of them.
     let driver = machine.context().unwrap();
     let (pageable, pinned) = (memory(), memory().shown_to(&machine).unwrap());
