@@ -23,7 +23,7 @@ pub struct Overlap {
 pub fn why_none(instances: u16, stamped: bool) -> &'static str {
     match (instances, stamped) {
         (1, _) => "one instance runs alone",
-        (_, false) => "no stamps say when a run begins and ends: --launch self and while have them",
+        (_, false) => "no stamps say when a run begins and ends; on a GPU --launch self and while have them",
         (_, true) => "at no time had all instances begun and not yet ended their runs",
     }
 }

@@ -32,6 +32,11 @@ pub struct Gpu {
 }
 
 impl Gpu {
+    /// Whether an option names something of a GPU.
+    pub fn is_named(&self) -> bool {
+        self.gpu.is_some() || self.cuda.is_some() || self.cudnn.is_some()
+    }
+
     /// Refuses what an engine has no use for.
     pub fn check(&self, engine: Engine) -> Result<()> {
         let given = [

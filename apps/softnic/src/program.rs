@@ -16,10 +16,11 @@ use anyhow::{Context, Result, bail};
 /// Interpreters of interpreters that Linux follows.
 const MAX_SCRIPTS: usize = 5;
 
-/// Why a file that is no program cannot be one.
+/// A file that the kernel cannot execute.
 const NEITHER: &str = "neither an ELF program nor a script with #!";
 
-/// The file that `execvp` would start: of several with the name the first that may be executed.
+/// The file that `execvp` would start: of several with the name the first that may be executed. If none may be, the first; a path is
+/// taken as it is. [`check`] refuses both.
 pub fn find(name: &OsStr) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Ok(PathBuf::from(name));

@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(128)
     conv_grouped_of(launched(), from, weights, bias, residual, to, &shape);
 }
 
-/* The same for a channel a group, and windows of 3 or 5 rows and columns. Launch: as `conv_grouped`. */
+/* Convolution with one channel a group and a window of 3 or 5 rows and columns. Launch: as `conv_grouped`. */
 extern "C" __global__ void __launch_bounds__(DEPTHWISE) depthwise(const float *from, const float *weights, const float *bias,
                                                                   const float *residual, float *to, struct convolution shape) {
     __shared__ float staged[DEPTHWISE * DEPTHWISE_SIDE * DEPTHWISE_SIDE];

@@ -302,7 +302,7 @@ impl StepOf<'_> {
 
     fn excite(&self, activation: Activation) -> Launch {
         let (batch, [channels, rows, columns]) = parts(&self.step.to);
-        let squeezed = self.step.second.as_ref().unwrap_or(&self.step.to);
+        let squeezed = self.step.second.as_ref().expect("the planner gives it");
         let mut words = self.elements(Some(activation), 0);
         words[12..18].copy_from_slice(&self.extent(self.step.reads.get(3).copied(), squeezed));
         let arguments = vec![self.read(0), self.read(1), self.bias(), self.optional(3), self.write()];

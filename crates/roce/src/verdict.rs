@@ -1,4 +1,4 @@
-//! What a responder is configured with, and what it says: verdicts, events.
+//! What a responder is configured with, and what it says: verdicts, events, counters.
 //!
 //! Reasons and events follow IBTA vol. 1 §9.9.3 (responder's errors) and its list of asynchronous events.
 

@@ -58,6 +58,10 @@ pub fn add_polled_ns(ns: u64) {
 
 /// The NIC, made if this is the first open.
 pub fn get_or_make() -> Result<&'static Nic, c_int> {
+    // A child that shares the parent's memory, as vfork makes it, would make the parent's.
+    if !table::is_ours() {
+        return Err(libc::EMFILE);
+    }
     let _making = locked(MAKING.get());
     get().map_or_else(make, Ok)
 }

@@ -106,10 +106,11 @@ const MANY: u32 = 1024;
 /// In runs that may hang.
 const PATIENCE: Duration = Duration::from_millis(300);
 
+/// Longest wait for the event of a queue that hangs.
+const NAMED: Duration = Duration::from_secs(5);
+
 /// `DB_ETIMEDOUT`, and what `post.cu` adds to the status of an error CQE.
 const TIMED_OUT: u32 = 110;
-/// Longest wait for the event of a queue that hangs.
-const NAMED: Duration = Duration::from_secs(30);
 const ERROR_CQE: u32 = 0x10000;
 
 /// On a card the outcome is not defined, so this asks for the software NIC, which executes whatever lies in the ring when

@@ -206,9 +206,9 @@ impl<W> Requester<W> {
         ReplyVerdict::Place { ticket: Ticket(ticket), fragment }
     }
 
-    /// A NAK says that something is lost, or the answer to something later that the response at `done` is. Goes back, once for each
-    /// loss: until something is acknowledged, further NAKs speak of the transmission that is
-    /// being repeated already. Should the repetition be lost too, the timer notices.
+    /// Goes back to `done`, once for each loss. A NAK reports a lost request. An answer to a later message shows that the response at
+    /// `done` is lost. Until something is acknowledged, further reports are of the transmission that is being repeated. If the
+    /// repetition is lost too, the timer notices.
     fn resend_once(&mut self) -> ReplyVerdict {
         if self.recovering || matches!(self.timer, Timer::Rnr { .. }) {
             return ReplyVerdict::Ignored;

@@ -50,7 +50,7 @@ pub struct CallContext<'a> {
 impl Call {
     /// Copies what the program writes.
     ///
-    /// Errors: `EFAULT`; `EINVAL` for lengths that do not fit and unknown commands; `ENOSYS` for one that there is not.
+    /// Errors: `EFAULT`; `EINVAL` for lengths that do not fit and unknown commands; `ENOSYS` for one that is not answered here.
     pub fn read(memory: &dyn Memory, address: u64, len: usize) -> Answer<Call> {
         refuse_if!(len < ucm_hdr::SIZE, EINVAL, "{len} bytes, a command has a header of 8");
         let mut bytes = vec![0; len.min(ucm_hdr::SIZE + MAX_COMMAND)];

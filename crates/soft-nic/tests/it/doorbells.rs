@@ -176,7 +176,7 @@ fn queues_that_share_a_register_are_executed_by_record_and_this_is_said() {
         driver.lay(second, &nop()).ring_doorbell(second);
         driver.settle();
         if round == 0 {
-            // The first one was never seen to ring: soon the NIC gives up to know.
+            // The first one was never seen to ring: after 10 ms the NIC takes their register for a shared one.
             driver.advance(20_000_000);
         }
         assert_eq!((completions(&mut driver, a), completions(&mut driver, b)), (1, 1), "round {round}");

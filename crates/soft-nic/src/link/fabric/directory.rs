@@ -41,7 +41,7 @@ fn link_target(full_name: &str) -> String {
 
 /// Whether a process has the directory open where it said so; `exec` closes it.
 ///
-/// Errors: the kernel does not let us see.
+/// Errors: `NotFound` when nothing is open under that number; else the kernel does not let us see.
 pub(super) fn is_open_in(full_name: &str, owner: &SlotOwner) -> io::Result<bool> {
     let path = format!("/proc/{}/fd/{}", owner.pid, owner.descriptor.wrapping_sub(1));
     Ok(std::fs::read_link(path)? == Path::new(&link_target(full_name)))
