@@ -69,9 +69,7 @@ pub fn run(options: &Options) -> Result<()> {
     for figure in &figures {
         say!("figure {}: {}", figure.number(), figure.standing());
     }
-    let counts: Vec<String> =
-        claims.counts.iter().map(|(standing, count)| format!("{count} {standing}")).collect();
-    say!("{} claims: {}", claims.lines.len(), counts.join(", "));
+    say!("{} claims: {}", claims.lines.len(), claims.counted());
     say!("report: {}", page.display());
     if let Some(file) = &options.picture {
         picture::take(&page, file)?;

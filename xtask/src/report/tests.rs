@@ -143,6 +143,13 @@ fn all_36_claims_are_listed_each_with_verdict_evidence_and_provenance() {
     let (lines, page) = (&claims.lines, page::page(&figures, &claims));
     assert_eq!((lines.len(), page.matches("<tr data-standing=").count()), (36, 36));
     assert_eq!(claims.counts.values().sum::<usize>(), 36);
+    // README.md says what its picture shows.
+    let counts = format!("]({}), {}", "docs/artifact.md", claims.counted());
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    assert!(
+        readme.contains(&counts),
+        "README.md, and docs/report.png (`report --recorded --picture docs/report.png`): {counts}"
+    );
     for line in lines {
         assert!(page.contains(&format!("<code>{}</code>", line.claim.id)), "{}", line.claim.id);
         // What was judged names its entries; what was not says why.
