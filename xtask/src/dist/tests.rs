@@ -72,6 +72,30 @@ fn a_program_compiles_by_what_pkg_config_says_of_the_headers() {
 }
 
 #[test]
+fn a_crate_is_tested_by_the_attribute_of_the_tarball() {
+    let out = std::env::temp_dir().join(format!("xtask-dist-rust-{}", std::process::id()));
+    rust_tests(&out).unwrap();
+    let (user, softnic, log) = (out.join("user"), out.join("softnic"), out.join("log"));
+    fs::create_dir_all(user.join("tests")).unwrap();
+    let manifest = "[package]\nname = \"user\"\nedition = \"2024\"\n\n[[test]]\nname = \"nic\"\n\n[dev-dependencies]\n\
+                    softnic-test = { path = \"../softnic-test\" }\n";
+    fs::write(user.join("Cargo.toml"), manifest).unwrap();
+    let tests =
+        "#[softnic_test::test(devices = 2)]\nfn holds() {}\n#[softnic_test::test]\nfn fails() { panic!() }\n";
+    fs::write(user.join("tests/nic.rs"), tests).unwrap();
+    let launcher = "echo \"$@\" >> $(dirname $0)/log; until [ $1 = -- ]; do shift; done; shift; exec \"$@\"";
+    crate::process::script(&softnic, &format!("#!/bin/sh\n{launcher}\n"));
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["test", "--offline", "--target-dir"]).arg(out.join("target")).current_dir(&user);
+    let said = cargo.env("SOFTNIC_TEST_LAUNCHER", &softnic).output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(text.contains("1 passed; 1 failed"), "{text}{}", String::from_utf8_lossy(&said.stderr));
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.lines().count() == 2 && log.contains("run --devices 2 --fabric test-"), "{log}");
+    fs::remove_dir_all(out).unwrap();
+}
+
+#[test]
 fn the_same_files_give_the_same_tarball_and_each_has_its_sum() {
     let out = std::env::temp_dir().join(format!("xtask-dist-pack-{}", std::process::id()));
     let mut all = Vec::new();
