@@ -13,6 +13,7 @@ use serde::Deserialize;
 use crate::carried::{self, Manifest};
 use crate::files;
 use crate::process::{done, said};
+use crate::shell;
 
 /// The folder of the workspace's `Cargo.toml`, or of the bundle.
 pub fn root() -> PathBuf {
@@ -86,6 +87,13 @@ pub fn profile() -> Result<String> {
 pub fn results(name: &str) -> PathBuf {
     let results = Path::new("results").join(name);
     if carried::folder().is_some() { results } else { root().join(results) }
+}
+
+/// The command that shows results of a figure on the page: those that have no `--out` it finds by itself.
+pub fn shown_by(out: Option<&Path>) -> String {
+    let add =
+        out.map_or_else(String::new, |out| format!(" --add {}", shell::quoted(&out.display().to_string())));
+    format!("beside the recorded ones: {} report{add}", us())
 }
 
 /// How a user calls these commands here.

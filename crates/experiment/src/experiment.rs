@@ -100,8 +100,10 @@ pub fn names(experiments: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use measure::Part;
+
     use super::*;
-    use crate::point::example;
+    use crate::point::{example, needs_gpu};
     use crate::root;
 
     #[test]
@@ -110,7 +112,14 @@ mod tests {
         let names = names(&folder);
         assert!(names.len() >= 2, "{names:?}");
         for name in &names {
-            Experiment::read(&folder, name).unwrap();
+            let spec = Experiment::read(&folder, name).unwrap().spec;
+            // A series of a GPU is measured where there is one: the figure says so.
+            let needs = spec.needs.iter().any(|need| need.part == Part::Gpu);
+            assert!(
+                !name.starts_with("fig")
+                    || needs == spec.grid(Extent::Normal).series.iter().any(|series| needs_gpu(series)),
+                "{name}"
+            );
         }
         let error = Experiment::read(&folder, "fig99").unwrap_err();
         assert!(

@@ -12,6 +12,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -21,6 +22,7 @@ use self::programs::{Program, Row};
 use self::results::{RESULTS, Recorded, RowResult, Verdict, faults};
 use crate::carried;
 use crate::gpu_machine::{Gpu, GpuMachine};
+use crate::process::said;
 use crate::refused::{nearest, refused};
 use crate::setup::{self, Purpose, System};
 use crate::workspace::{self, build_release, programs as released, root};
@@ -187,6 +189,8 @@ fn fetch(chosen: &[(&Program, &Row)], install: bool) -> Result<()> {
 fn tried(bench: &Bench, chosen: &[(&Program, &Row)], gpus: Option<&[Gpu]>) -> Vec<RowResult> {
     let version = |package| setup::version(package).unwrap_or_else(|| "unknown".into());
     let on = format!("{}, rdma-core {}{}", System::read().name, version("libibverbs1"), in_words(gpus));
+    let revision = workspace::in_words(&workspace::revision());
+    let day = said(Command::new("date").args(["-u", "+%F"])).unwrap_or_default().trim().to_owned();
     let mut prepared: Option<(&str, Result<(), String>)> = None;
     let mut all = Vec::new();
     for (program, row) in chosen {
@@ -210,6 +214,8 @@ fn tried(bench: &Bench, chosen: &[(&Program, &Row)], gpus: Option<&[Gpu]>) -> Ve
             verdict: outcome.verdict,
             why: outcome.why,
             on: on.clone(),
+            revision: revision.clone(),
+            day: day.clone(),
         };
         say!("{:<12} {:<22} {}", tried.program, tried.row, tried.result());
         all.push(tried);

@@ -38,6 +38,11 @@ pub struct RowResult {
     pub why: String,
     /// System and rdma-core that it ran on.
     pub on: String,
+    /// Revision of the NIC, and the day of the run.
+    #[serde(default)]
+    pub revision: String,
+    #[serde(default)]
+    pub day: String,
 }
 
 /// All results that are recorded.
@@ -50,6 +55,11 @@ pub struct Recorded {
 impl RowResult {
     fn is_of(&self, other: &RowResult) -> bool {
         (&self.program, &self.row) == (&other.program, &other.row)
+    }
+
+    /// The commit of its revision.
+    pub fn commit(&self) -> &str {
+        self.revision.split(',').next().unwrap_or_default()
     }
 
     /// The verdict in words.
@@ -153,6 +163,10 @@ pub fn table(tree: &Tree) -> Result<String> {
         let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
         let [works, part, fails, not] =
             [Verdict::Works, Verdict::InPart, Verdict::Fails, Verdict::NotRun].map(count);
+        let mut runs: Vec<String> =
+            rows.iter().map(|row| format!("{} (revision {})", row.day, row.revision)).collect();
+        runs.sort_unstable();
+        runs.dedup();
         let title = "| program | version | run | result | suite |\n|---|---|---|---|---|";
         let line = |row: &&RowResult| {
             let ran = if row.ran.is_empty() { String::new() } else { format!(": `{}`", shown(&row.ran)) };
@@ -162,7 +176,8 @@ pub fn table(tree: &Tree) -> Result<String> {
         };
         let lines: Vec<String> = rows.iter().map(line).collect();
         parts.push(format!(
-            "On {system}: {works} work, {part} work in part, {fails} fail, {not} were not run.\n\n{title}\n{}",
+            "On {system}: {works} work, {part} work in part, {fails} fail, {not} were not run. Recorded on {}.\n\n{title}\n{}",
+            runs.join(", "),
             lines.join("\n")
         ));
     }

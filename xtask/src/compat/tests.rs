@@ -344,8 +344,8 @@ fn planted_failures_are_found_and_nothing_of_them_lives_on() {
 }
 
 fn tried(verdict: Verdict, why: &str, ran: &str) -> RowResult {
-    let [program, row, version, on] = ["p", "r", "1", "s"].map(str::to_owned);
-    RowResult { program, row, version, ran: ran.into(), verdict, why: why.into(), on }
+    let [program, row, version, on, revision, day] = ["p", "r", "1", "s", "0", "d"].map(str::to_owned);
+    RowResult { program, row, version, ran: ran.into(), verdict, why: why.into(), on, revision, day }
 }
 
 #[test]
@@ -439,15 +439,8 @@ fn rows_that_need_gpus_say_what_they_lack() {
 fn results_of_another_machine_are_taken_for_rows_of_the_list_alone() {
     let all = list().unwrap();
     let (program, row) = (&all[0], &all[0].rows[0]);
-    let tried = RowResult {
-        program: program.name.clone(),
-        row: row.name.clone(),
-        version: "1".into(),
-        ran: row.ran(),
-        verdict: Verdict::Works,
-        why: String::new(),
-        on: "elsewhere".into(),
-    };
+    let (name, of) = (program.name.clone(), row.name.clone());
+    let tried = RowResult { program: name, row: of, ..tried(Verdict::Works, "", &row.ran()) };
     let file = scratch("import").join("results.json");
     let write = |rows: Vec<RowResult>| Recorded { rows }.write(&file).unwrap();
     write(vec![tried.clone()]);

@@ -1,7 +1,8 @@
 //! `cargo xtask dist`: a tarball of the programs that runs on any x86-64 Linux with glibc 2.31 or newer, and a Debian package of `softnic`.
 //!
 //! The programs are linked against the symbols of glibc 2.31 by Zig's linker, which brings them for each version; what they ask for is
-//! checked afterwards. Beside them: man pages and completions, the headers of the shim with a pkg-config file, licence texts, a list of parts (SPDX 2.3), and
+//! checked afterwards. Beside them: man pages and completions, the headers of the shim with a pkg-config file, the crate
+//! for Rust tests, licence texts, a list of parts (SPDX 2.3), and
 //! SHA-256 sums. Left out: rdma-core, which each program finds on its host, and CUDA.
 
 use std::fs;
@@ -184,6 +185,7 @@ fn fill(folder: &Path, built: &Path, version: &str) -> Result<()> {
     }
     man::write(folder, &programs().collect::<Vec<_>>(), &folder.join("share"))?;
     headers(folder, version)?;
+    rust_tests(&folder.join("rust"))?;
     fs::write(folder.join("README"), readme(version))?;
     fs::copy(tree.join("LICENSE"), folder.join("LICENSE"))?;
     let parts = parts::of(&Metadata::read(&tree)?, &PACKAGES)?;
@@ -206,6 +208,27 @@ fn headers(folder: &Path, version: &str) -> Result<()> {
     Ok(fs::write(pkg_config_at.join("doorbell.pc"), pkg_config(version))?)
 }
 
+/// The crate whose attribute runs a Rust test on the NIC, with manifests that need no workspace.
+fn rust_tests(folder: &Path) -> Result<()> {
+    let of_tests = "[dependencies]\nsoftnic-test-attribute = { path = \"attribute\" }\n";
+    let of_attribute = "[lib]\nproc-macro = true\n";
+    for (name, place, rest) in
+        [("softnic-test", "", of_tests), ("softnic-test-attribute", "attribute", of_attribute)]
+    {
+        let [from, to] =
+            [root().join("crates"), folder.to_owned()].map(|at| at.join("softnic-test").join(place));
+        fs::create_dir_all(to.join("src"))?;
+        fs::copy(from.join("src/lib.rs"), to.join("src/lib.rs"))?;
+        let (version, rust) = (env!("CARGO_PKG_VERSION"), env!("CARGO_PKG_RUST_VERSION"));
+        let package = format!(
+            "[package]\nname = \"{name}\"\nversion = \"{version}\"\nedition = \"2024\"\nrust-version = \"{rust}\"\n\
+             license = \"Apache-2.0\"\n\n{rest}"
+        );
+        fs::write(to.join("Cargo.toml"), package)?;
+    }
+    Ok(())
+}
+
 fn readme(version: &str) -> String {
     format!(
         "Doorbell {version}: a software ConnectX for RDMA programs, and programs that post to a ConnectX directly.\n\
@@ -215,7 +238,7 @@ fn readme(version: &str) -> String {
          \x20   ./softnic run --model cx7 -- ibv_devinfo\n\
          \x20   ./softnic run -- ib_write_bw & sleep 1; ./softnic run -- ib_write_bw 127.0.0.1\n\
          \n\
-         Each program says what it does with --help; share/ has man pages (man -M share/man softnic) and completions for shells. SHA256SUMS lists all files, parts.spdx.json what they are made of, licences/ the terms.\n"
+         Each program says what it does with --help; share/ has man pages (man -M share/man softnic) and completions for shells; rust/softnic-test is a crate whose attribute runs a Rust test on the NIC. SHA256SUMS lists all files, parts.spdx.json what they are made of, licences/ the terms.\n"
     )
 }
 

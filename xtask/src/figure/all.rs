@@ -100,16 +100,7 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         bail!("figures that failed: {}; {again}", failed.join(", "));
     }
     if !options.dry_run && carried::folder().is_none() {
-        let results = |figure: &str| {
-            let name = format!("fig{figure}");
-            options.out.as_ref().map_or_else(|| workspace::results(&name), |out| out.join(&name))
-        };
-        let added: Vec<String> = came
-            .iter()
-            .filter(|(_, what, _)| *what == FigureOutcome::Measured)
-            .map(|(figure, ..)| format!("--add {}", shell::quoted(&results(figure).display().to_string())))
-            .collect();
-        say!("one page of them beside the recorded ones: {} report {}", workspace::us(), added.join(" "));
+        say!("one page of them {}", workspace::shown_by(options.out.as_deref()));
     }
     Ok(())
 }

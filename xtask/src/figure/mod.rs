@@ -23,7 +23,6 @@ use crate::measured;
 use crate::process::{JsonProgram, WAIT};
 use crate::progress;
 use crate::refused::refused;
-use crate::shell::quoted;
 use crate::workspace::{self, experiments};
 
 mod all;
@@ -101,9 +100,7 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
 /// The command that shows a figure's results, where a page of them can be made.
 fn shown_by(name: &str, options: &Options) -> Option<String> {
     let has_page = name.starts_with("fig") && !options.dry_run && carried::folder().is_none();
-    let out = options.out.clone().unwrap_or_else(|| workspace::results(name));
-    let out = quoted(&out.display().to_string());
-    has_page.then(|| format!("beside the recorded ones: {} report --add {out}", workspace::us()))
+    has_page.then(|| workspace::shown_by(options.out.as_deref()))
 }
 
 /// Runs an experiment by the function that its `app` names.

@@ -527,6 +527,8 @@ fn a_run_ends_with_the_command_that_shows_it() {
     let words = "beside the recorded ones: cargo xtask report --add 'a b'";
     assert_eq!(of("fig4", false).as_deref(), Some(words));
     assert_eq!((of("fig4", true), of("bench-nic", false)), (None, None));
+    let here = shown_by("fig4", &options(false));
+    assert_eq!(here.as_deref(), Some("beside the recorded ones: cargo xtask report"), "it finds them there");
 }
 
 /// The test below as the process that is stopped: its folder.

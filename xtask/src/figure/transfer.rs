@@ -296,7 +296,7 @@ impl Bench<'_> {
         }
         // Whether a GPU took part is the series' own matter: a CPU's numbers are no weaker for want of one.
         let provenance = Provenance { gpu: poster(series), ..self.provenance.clone() };
-        let parts = self.spec.needs.iter().map(|need| need.part);
+        let parts = self.spec.needs.iter().map(|need| need.part).filter(|part| *part != Part::Gpu);
         let parts = parts.chain((provenance.gpu != Label::None).then_some(Part::Gpu));
         let posting_threads = if provenance.gpu == Label::None { posting_threads } else { launched(series) };
         // Without a count of the receiver no rate was measured.

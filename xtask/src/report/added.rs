@@ -1,4 +1,5 @@
-//! `--add`: a user's results beside the recorded ones, without a commit. They are read, and left as they are.
+//! A user's results beside the recorded ones, without a commit: those that `figure` left in this checkout, and those that `--add` names.
+//! They are read, and left as they are.
 
 use std::path::{Path, PathBuf};
 
@@ -31,11 +32,24 @@ pub fn folders(add: &[PathBuf]) -> Vec<PathBuf> {
     add.iter().flat_map(each).collect()
 }
 
-/// Puts what `results` holds at the end of its figure's entries. A run by the host twin is named and left out.
+/// Where `figure` puts results without `--out`, as far as they are there and `add` does not name them.
+pub fn here(root: &Path, add: &[PathBuf]) -> Vec<PathBuf> {
+    let named: Vec<PathBuf> = folders(add).iter().filter_map(|folder| folder.canonicalize().ok()).collect();
+    let is_there = |results: &PathBuf| {
+        results.canonicalize().is_ok_and(|whole| !named.contains(&whole))
+            && results.join(OF_RESULTS[1]).is_file()
+    };
+    let figures =
+        workspace::names_in(&root.join("experiments")).into_iter().filter(|name| name.starts_with("fig"));
+    figures.map(|name| root.join("results").join(name)).filter(is_there).collect()
+}
+
+/// Puts what `results` holds at the end of its figure's entries. A run by the host twin is named and left out, and so is one that is
+/// recorded already.
 /// Error: one line, with what is wrong and what to do.
 pub fn add(figures: &mut [Figure], root: &Path, results: &Path) -> Result<(), String> {
-    let at = results.display();
-    let wrong = |what: String| format!("report: --add {at}: {what}; the page is without it");
+    let at = results.strip_prefix(root).unwrap_or(results).display();
+    let wrong = |what: String| format!("report: {at}: {what}; the page is without it");
     if !results.exists() {
         return Err(wrong("there is no such file or folder; give the --out of `figure`".to_owned()));
     }
@@ -45,7 +59,7 @@ pub fn add(figures: &mut [Figure], root: &Path, results: &Path) -> Result<(), St
     let (name, entries) = match read(&root.join("experiments"), results) {
         Ok(read) => read,
         Err(error) if error.is::<ByHostTwin>() => {
-            say!("report: --add {at}: a run by the host twin has no place on the page");
+            say!("report: {at}: a run by the host twin has no place on the page");
             return Ok(());
         }
         Err(error) => {
@@ -60,13 +74,25 @@ pub fn add(figures: &mut [Figure], root: &Path, results: &Path) -> Result<(), St
         return Err(wrong(format!("it is of {name}, and the page has {}", there.join(", "))));
     };
     for entry in entries {
+        if results.join(OF_RESULTS[0]).is_file()
+            && figure.shown.iter().any(|shown| is_of(&shown.entry, &entry))
+        {
+            say!("report: {at}: this run is recorded already");
+            continue;
+        }
         let shown = Shown::added(&figure.experiment, entry, format!("{at} (added, not recorded)"));
         if shown.is_smoke() {
-            say!("report: --add {at}: smoke: not judged");
+            say!("report: {at}: smoke: not judged");
         }
         figure.shown.push(shown);
     }
     Ok(())
+}
+
+/// Whether both are of one run.
+fn is_of(recorded: &Entry, entry: &Entry) -> bool {
+    let numbers = |entry: &Entry| serde_json::to_value((&entry.provenance, &entry.rows)).ok();
+    numbers(recorded) == numbers(entry)
 }
 
 /// The command that goes on with a run that was interrupted.

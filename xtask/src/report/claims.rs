@@ -86,6 +86,12 @@ impl Claims<'_> {
         lines.iter().for_each(|line| *counts.entry(line.standing).or_default() += 1);
         Claims { lines, counts }
     }
+
+    /// How many claims stand how, in words.
+    pub fn counted(&self) -> String {
+        let counts = self.counts.iter().map(|(standing, count)| format!("{count} {standing}"));
+        counts.collect::<Vec<_>>().join(", ")
+    }
 }
 
 fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line<'a> {

@@ -33,7 +33,7 @@ const PNG_SCALE: f32 = 2.0;
 /// The page's file.
 const PAGE: &str = "index.html";
 
-#[derive(Args)]
+#[derive(Args, Default)]
 pub struct Options {
     /// Folder of the page and of the figures' files [default: target/report].
     #[arg(long, value_name = "DIR")]
@@ -45,6 +45,9 @@ pub struct Options {
     /// `figure all`, a file in it, or a measured.json. They change no claim's verdict. May be given several times.
     #[arg(long, value_name = "RESULTS")]
     add: Vec<PathBuf>,
+    /// Show the recorded results alone, without those that `figure` left in this checkout's results/figN.
+    #[arg(long, conflicts_with = "add")]
+    recorded: bool,
     /// Draw the top of the page into this PNG too, by headless Chromium.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
@@ -54,7 +57,8 @@ pub struct Options {
 /// Error: refused, after all of that, with a line for each of the results that are not on the page.
 pub fn run(options: &Options) -> Result<()> {
     let out = options.out.clone().unwrap_or_else(|| target_dir().join("report"));
-    let (figures, left_out) = gathered(&root(), &options.add)?;
+    let here = if options.recorded { Vec::new() } else { added::here(&root(), &options.add) };
+    let (figures, left_out) = gathered(&root(), &here, &options.add)?;
     let claims = Claims::of(&figures);
     let page = written(&figures, &claims, &out).with_context(|| {
         format!(
@@ -65,9 +69,7 @@ pub fn run(options: &Options) -> Result<()> {
     for figure in &figures {
         say!("figure {}: {}", figure.number(), figure.standing());
     }
-    let counts: Vec<String> =
-        claims.counts.iter().map(|(standing, count)| format!("{count} {standing}")).collect();
-    say!("{} claims: {}", claims.lines.len(), counts.join(", "));
+    say!("{} claims: {}", claims.lines.len(), claims.counted());
     say!("report: {}", page.display());
     if let Some(file) = &options.picture {
         picture::take(&page, file)?;
@@ -79,9 +81,13 @@ pub fn run(options: &Options) -> Result<()> {
     if left_out.is_empty() { Ok(()) } else { Err(refused(left_out.join("\n"))) }
 }
 
-/// All figures with their recorded entries and those of `add`; a line for each of the results that could not be added.
-fn gathered(root: &Path, add: &[PathBuf]) -> Result<(Vec<Figure>, Vec<String>)> {
+/// All figures with their recorded entries, what lies `here`, and those of `add`; a line for each of `add` that could not be added.
+fn gathered(root: &Path, here: &[PathBuf], add: &[PathBuf]) -> Result<(Vec<Figure>, Vec<String>)> {
     let mut figures = figures::recorded(root)?;
+    for results in here {
+        // Nobody named them: what is wrong with them is said, and is no failure.
+        added::add(&mut figures, root, results).unwrap_or_else(|line| say!("{line}"));
+    }
     let each = added::folders(add);
     let left_out = each.iter().filter_map(|results| added::add(&mut figures, root, results).err()).collect();
     figures::finish(&mut figures, root)?;

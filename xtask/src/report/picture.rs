@@ -13,8 +13,9 @@ use crate::refused::refused;
 
 /// Longest run of the browser, which takes some seconds.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Pixels of the picture.
-const SIZE: &str = "--window-size=1100,760";
+/// Pixels of the picture. Its tables are whole at this width.
+pub const WIDTH: u32 = 1100;
+const HEIGHT: u32 = 760;
 
 /// Headless Chromium by the name that a package gives it.
 pub fn chromium() -> Option<PathBuf> {
@@ -32,7 +33,8 @@ pub fn take(page: &Path, file: &Path) -> Result<()> {
     let profile = std::env::temp_dir().join(format!("xtask-picture-{}", std::process::id()));
     let mut browser = Command::new(chromium);
     // The page is ours; root has no sandbox.
-    browser.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", SIZE]);
+    browser.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]);
+    browser.arg(format!("--window-size={WIDTH},{HEIGHT}"));
     browser.arg(format!("--user-data-dir={}", profile.display()));
     browser.arg(format!("--screenshot={}", beside.display())).arg(url(&page));
     let taken = output(&mut browser, LIMIT);

@@ -63,12 +63,12 @@ impl Drop for Stage {
 }
 
 fn committed() -> Vec<Figure> {
-    gathered(&root(), &[]).unwrap().0
+    gathered(&root(), &[], &[]).unwrap().0
 }
 
 /// The page's figures with `add`, all of which can be added.
 fn with(add: &[PathBuf]) -> Vec<Figure> {
-    let (figures, left_out) = gathered(&root(), add).unwrap();
+    let (figures, left_out) = gathered(&root(), &[], add).unwrap();
     assert_eq!(left_out, Vec::<String>::new());
     figures
 }
@@ -143,6 +143,13 @@ fn all_36_claims_are_listed_each_with_verdict_evidence_and_provenance() {
     let (lines, page) = (&claims.lines, page::page(&figures, &claims));
     assert_eq!((lines.len(), page.matches("<tr data-standing=").count()), (36, 36));
     assert_eq!(claims.counts.values().sum::<usize>(), 36);
+    // README.md says what its picture shows.
+    let counts = format!("]({}), {}", "docs/artifact.md", claims.counted());
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    assert!(
+        readme.contains(&counts),
+        "README.md, and docs/report.png (`report --recorded --picture docs/report.png`): {counts}"
+    );
     for line in lines {
         assert!(page.contains(&format!("<code>{}</code>", line.claim.id)), "{}", line.claim.id);
         // What was judged names its entries; what was not says why.
@@ -323,11 +330,35 @@ fn a_run_by_the_host_twin_is_left_out_and_the_page_is_of_the_others() {
 }
 
 #[test]
+fn what_figure_left_in_the_checkout_is_shown_once_and_a_recorded_run_not_again() {
+    let stage = Stage::new("here");
+    std::os::unix::fs::symlink(root().join("experiments"), stage.0.join("experiments")).unwrap();
+    stage.run_of("fig4", Extent::Quick, "results/fig4", |_| ());
+    stage.run_of("fig4", Extent::Quick, "results/fig4-100", |_| ());
+    let cut = stage.run_of("fig5", Extent::Quick, "results/fig5", |_| ());
+    fs::remove_file(cut.join("summary.json")).unwrap();
+    let results = stage.0.join("results");
+    assert_eq!(added::here(&stage.0, &[]), [results.join("fig4"), cut.clone()]);
+    assert_eq!(added::here(&stage.0, &[results.join("fig4")]), [cut], "it is named");
+    let (mut figures, left_out) = gathered(&root(), &added::here(&stage.0, &[]), &[]).unwrap();
+    assert_eq!(left_out, [""; 0], "one that was cut is said, and no failure");
+    let ids = |figures: &[Figure]| -> Vec<String> {
+        let shown = figures.iter().flat_map(|figure| &figure.shown);
+        shown.filter(|shown| shown.is_added).map(|shown| shown.id.clone()).collect()
+    };
+    assert_eq!(ids(&figures), ["4d"]);
+    // The same run, recorded.
+    figures[3].shown.iter_mut().for_each(|shown| shown.is_added = false);
+    added::add(&mut figures, &root(), &results.join("fig4")).unwrap();
+    assert_eq!((ids(&figures), figures[3].shown.len()), (vec![], 4));
+}
+
+#[test]
 fn an_interrupted_run_is_named_with_the_command_that_goes_on_with_it() {
     let stage = Stage::new("unfinished");
     let results = stage.run(|_| ());
     fs::remove_file(results.join("summary.json")).unwrap();
-    let (_, left_out) = gathered(&root(), std::slice::from_ref(&results)).unwrap();
+    let (_, left_out) = gathered(&root(), &[], std::slice::from_ref(&results)).unwrap();
     let command =
         format!("unfinished: go on with `cargo xtask figure 4 --resume --out {}`", results.display());
     assert!(left_out.len() == 1 && left_out[0].contains(&command), "{left_out:?}");
@@ -360,8 +391,12 @@ fn results_that_are_damaged_or_of_another_version_are_refused_and_the_page_is_of
         (results.clone(), &cut, "cut after"),
     ] {
         fs::write(&file, text).unwrap();
-        let options =
-            Options { out: Some(stage.out()), open: false, add: vec![results.clone()], picture: None };
+        let options = Options {
+            out: Some(stage.out()),
+            add: vec![results.clone()],
+            recorded: true,
+            ..Options::default()
+        };
         let error = run(&options).unwrap_err();
         let line = error.to_string();
         assert!(error.is::<Refused>() && line.lines().count() == 1, "{error:#}");
@@ -371,7 +406,7 @@ fn results_that_are_damaged_or_of_another_version_are_refused_and_the_page_is_of
         assert!(fs::remove_file(stage.out().join(PAGE)).is_ok(), "{words}");
         assert_eq!(fs::read_to_string(&file).unwrap(), *text);
     }
-    let refused = |results: PathBuf| gathered(&root(), &[results]).unwrap().1.remove(0);
+    let refused = |results: PathBuf| gathered(&root(), &[], &[results]).unwrap().1.remove(0);
     let error = refused(stage.0.join("gone"));
     assert!(error.contains("gone: there is no such file or folder; give the --out"), "{error}");
     let bench = root().join("experiments/bench-nic/measured.json");

@@ -1,4 +1,4 @@
-//! `docs/artifact.md` has a row for each claim of the paper: the figure's command, the verdict that was recorded, and how long the points of
+//! `docs/artifact.md` has a row for each claim of the paper: the figure's command, the verdict that was recorded, by which machine, and how long the points of
 //! that run were measured. `cargo xtask docs --tables` writes the rows. The version of `Cargo.toml` is that of `CITATION.cff` and `CHANGELOG.md`.
 
 use std::collections::BTreeMap;
@@ -22,15 +22,17 @@ struct Expected {
     command: String,
     time: String,
     verdict: String,
+    /// Machine, label and GPU of the entry that gave the verdict.
+    by: String,
 }
 
 /// The rows as `docs --tables` writes them, titles first.
 pub fn rows(tree: &Tree) -> Vec<Vec<String>> {
     let mut all: Vec<(String, Expected)> = claims(tree).into_iter().collect();
     all.sort_by(|(_, one), (_, other)| one.place.cmp(&other.place));
-    let titles = ["claim", "the paper says", "command", "time", "recorded verdict"].map(str::to_owned);
+    let titles = ["claim", "the paper says", "command", "time", "recorded verdict", "by"].map(str::to_owned);
     let row = |(id, one): (String, Expected)| {
-        vec![format!("`{id}`"), one.text, format!("`{}`", one.command), one.time, one.verdict]
+        vec![format!("`{id}`"), one.text, format!("`{}`", one.command), one.time, one.verdict, one.by]
     };
     [vec![titles.into()], all.into_iter().map(row).collect()].concat()
 }
@@ -53,6 +55,7 @@ pub fn check(tree: &Tree) -> Vec<String> {
             ("command", said(2), expected.command),
             ("time", said(3), expected.time),
             ("verdict", said(4), expected.verdict),
+            ("machine", said(5), expected.by),
         ] {
             if said != right {
                 violations.push(format!("{PAGE}: {id}: the {name} is «{right}», not «{said}»"));
@@ -98,34 +101,41 @@ fn claims(tree: &Tree) -> BTreeMap<String, Expected> {
         let measured: Measured = measured.unwrap_or_default();
         let spec = beside("spec.toml").and_then(|text| Spec::parse(&format!("fig{figure}"), text).ok());
         for (at, claim) in paper.claim.into_iter().enumerate() {
-            let (extent, time, verdict) = match claim.rule {
-                Rule::Background {} => (Extent::Normal, "none".to_owned(), "background".to_owned()),
+            let [options, time, verdict, by] = match claim.rule {
+                Rule::Background {} => ["", "none", "background", "none"].map(str::to_owned),
                 _ => recorded(&measured, spec.as_ref(), &claim.id),
             };
-            let option = match extent {
-                Extent::Normal => String::new(),
-                extent => format!(" --{}", extent.name()),
-            };
-            let (place, command) = ((figure.to_owned(), at), format!("cargo xtask figure {figure}{option}"));
-            all.insert(claim.id, Expected { place, text: claim.text, command, time, verdict });
+            let (place, command) = ((figure.to_owned(), at), format!("cargo xtask figure {figure}{options}"));
+            all.insert(claim.id, Expected { place, text: claim.text, command, time, verdict, by });
         }
     }
     all
 }
 
-/// The extent of the entry whose verdict counts, how long its points were measured, and that verdict.
-fn recorded(measured: &Measured, spec: Option<&Spec>, id: &str) -> (Extent, String, String) {
+/// The options of the entry whose verdict counts, how long its points were measured, that verdict, and whose entry it is.
+fn recorded(measured: &Measured, spec: Option<&Spec>, id: &str) -> [String; 4] {
     let judged = measured.entries.iter().flat_map(|entry| entry.verdicts.iter().map(move |one| (one, entry)));
     let of_claim = judged.filter(|(one, _)| one.id == id);
     let Some((one, entry)) = of_claim.max_by_key(|(one, _)| one.verdict.rank(one.label)) else {
-        return (Extent::Normal, "none".to_owned(), "not recorded".to_owned());
+        return ["", "none", "not recorded", "none"].map(str::to_owned);
     };
     // The parts are another page's to name.
     let said = match &one.verdict {
         Verdict::NeedsHardware(_) => "needs hardware".to_owned(),
         verdict => verdict.to_string(),
     };
-    (extent(entry), spec.map_or_else(String::new, |spec| time(entry, spec)), said)
+    [options(entry), spec.map_or_else(String::new, |spec| time(entry, spec)), said, entry.subject()]
+}
+
+/// The options that measure such an entry. A shaped run has a folder of its own.
+fn options(entry: &Entry) -> String {
+    let extent = match extent(entry) {
+        Extent::Normal => String::new(),
+        extent => format!(" --{}", extent.name()),
+    };
+    let rate = entry.provenance.nic_options.get("rate_gbps").and_then(serde_json::Value::as_f64);
+    let rate = rate.map_or_else(String::new, |rate| format!(" --rate-gbps {rate} --out results/shaped"));
+    extent + &rate
 }
 
 /// How much of its grid a recorded run measured.
@@ -179,8 +189,8 @@ mod tests {
     "#;
     const SPEC: &str = "title = \"t\"\napp = \"bench-nic\"\nvalues = [\"v\"]\nrange = \"v\"\nquick = { repeat = 1, seconds = 1.0 }\n\
         full = { repeat = 1, seconds = 2.0 }\ngrid = { series = [\"s\", \"t\"], repeat = 1, seconds = 20.0 }\n";
-    const A: &str = "| `a` | x | `cargo xtask figure 9` | 3 min, 9 points | in part |\n";
-    const B: &str = "| `b` | x | `cargo xtask figure 9` | none | background |\n";
+    const A: &str = "| `a` | x | `cargo xtask figure 9` | 3 min, 9 points | in part | m (emulated) |\n";
+    const B: &str = "| `b` | x | `cargo xtask figure 9` | none | background | none |\n";
 
     fn measured() -> String {
         let row = |series: &str, repetitions: u32| json!({ "series": series, "x": 0, "repetitions": repetitions, "content_ok": true, "values": {} });
@@ -200,7 +210,8 @@ mod tests {
     }
 
     fn found(rows: &str) -> Vec<String> {
-        let page = format!("| claim | says | command | time | verdict |\n|---|---|---|---|---|\n{rows}");
+        let page =
+            format!("| claim | says | command | time | verdict | by |\n|---|---|---|---|---|---|\n{rows}");
         let files = [
             ("experiments/fig9/paper.toml", PAPER),
             ("experiments/fig9/measured.json", &measured()),
@@ -222,6 +233,7 @@ mod tests {
             (row(&A.repeat(2)), Some("a is no claim, or stands here twice")),
             (row(&A.replace("figure 9", "figure 4")), Some("the command is «cargo xtask figure 9»")),
             (row(&A.replace("9 points", "8 points")), Some("the time is «3 min, 9 points»")),
+            (row(&A.replace("(emulated)", "(hardware)")), Some("the machine is «m (emulated)»")),
             (row(&A.replace("in part", "reproduced")), Some("the verdict is «in part»")),
             (row(&A.replace("in part", "not reproduced")), Some("the verdict is «in part»")),
         ] {

@@ -1,12 +1,13 @@
 //! Committed results (`experiments/*/measured.json`) are what `--record` and `import` write: whole, each from a clean revision (INV-10).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
 use experiment::measured::Measured;
 use serde::Deserialize;
 
+use crate::compat::results::{RESULTS, Recorded};
 use crate::measured;
 use crate::process::said;
 use crate::workspace::Tree;
@@ -34,7 +35,7 @@ pub fn check(tree: &Tree) -> Vec<String> {
 }
 
 /// Entries whose sources changed since the revision that they name: hints, no violations, since a later run may well give the
-/// same numbers. Nothing where git cannot tell.
+/// same numbers. Nothing where git cannot tell. Rows of `compat` are entries too.
 pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
     let mut hints = Vec::new();
     for (path, text) in tree.files() {
@@ -48,11 +49,8 @@ pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
         for entry in &measured.entries {
             let commits: BTreeSet<&str> = entry.sources().map(|from| from.revision.commit.as_str()).collect();
             for commit in commits {
-                let range = format!("{commit}..HEAD");
-                let mut git = Command::new("git");
-                git.args(["log", "--format=%h", &range, "--"]).args(&sources).current_dir(root);
-                let changes = said(&mut git).map_or(0, |log| log.lines().count());
-                if changes > 0 && !sources.is_empty() {
+                let changes = changes(root, commit, &sources);
+                if changes > 0 {
                     let (at, machine) = (commit.get(..10).unwrap_or_default(), &entry.machine);
                     hints.push(format!(
                         "{path}: {machine}: its sources changed {changes} times since {at}; measure it again"
@@ -61,7 +59,38 @@ pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
             }
         }
     }
+    hints.extend(outdated_rows(tree, root));
     hints
+}
+
+/// Folders of the NIC that programs of others ran on.
+const OF_THE_NIC: [&str; 4] =
+    ["apps/softnic/src", "crates/mlx5-device/src", "crates/roce/src", "crates/soft-nic/src"];
+
+/// The same of the rows of `compat`, by the revision that they name.
+fn outdated_rows(tree: &Tree, root: &Path) -> Vec<String> {
+    let recorded = tree.get(RESULTS).and_then(|text| serde_json::from_str(text).ok());
+    let recorded: Recorded = recorded.unwrap_or_default();
+    let mut rows: BTreeMap<&str, usize> = BTreeMap::new();
+    recorded.rows.iter().for_each(|row| *rows.entry(row.commit()).or_default() += 1);
+    let hint = |(commit, rows): (&str, usize)| {
+        let changes = changes(root, commit, &OF_THE_NIC.map(str::to_owned));
+        (changes > 0).then(|| {
+            format!("{RESULTS}: {rows} rows: the NIC changed {changes} times since {commit}; run `cargo xtask compat --record`")
+        })
+    };
+    rows.into_iter().filter_map(hint).collect()
+}
+
+/// How many commits changed these sources since one; none where git cannot tell.
+fn changes(root: &Path, commit: &str, sources: &[String]) -> usize {
+    if sources.is_empty() {
+        return 0;
+    }
+    let range = format!("{commit}..HEAD");
+    let mut git = Command::new("git");
+    git.args(["log", "--format=%h", &range, "--"]).args(sources).current_dir(root);
+    said(&mut git).map_or(0, |log| log.lines().count())
 }
 
 /// What a spec says of its sources.
@@ -126,6 +155,18 @@ mod tests {
         {
             assert_eq!(said(commit, sources), [""; 0], "{commit} {sources}");
         }
+        // Rows of programs of others, by the NIC.
+        std::fs::create_dir_all(folder.join("crates/roce/src")).unwrap();
+        std::fs::write(folder.join("crates/roce/src/x"), "1").unwrap();
+        git(&["add", "-A"]);
+        git(&["commit", "-q", "-m", "three"]);
+        let newest = git(&["rev-parse", "HEAD"]);
+        let row = |revision: &str| serde_json::json!({ "program": "p", "row": "r", "version": "1", "ran": "x", "verdict": "works", "on": "s", "revision": revision });
+        let rows = [row(&format!("{}, with changes", &first[..12])), row(&newest), row("unknown")];
+        let results = serde_json::json!({ "rows": rows }).to_string();
+        let found = outdated(&Tree::of(&[(RESULTS, &results)]), &folder);
+        let words = format!("{RESULTS}: 1 rows: the NIC changed 1 times since {};", &first[..12]);
+        assert!(found.len() == 1 && found[0].starts_with(&words), "{found:?}");
         std::fs::remove_dir_all(folder).unwrap();
     }
     use crate::workspace::root;

@@ -160,6 +160,27 @@ fn a_host_whose_clock_is_wrong_or_that_does_not_answer_is_named_with_what_to_do(
 }
 
 #[test]
+fn a_host_without_the_libraries_or_the_gpu_that_it_needs_is_refused_by_name() {
+    need!(machine(), testbed, NEEDS);
+    let bed = Bed::up("lacks");
+    bed.stand_ins("node1", &[("nvidia-smi", "echo \"NVIDIA H200, 580.1\"")]);
+    bed.stand_ins("node2", &[("nvidia-smi", "echo no driver; exit 9")]);
+    let run = |words: &[&str]| playbook(&bed, "site.yml", &[&["-e", "doorbell_copy=false"], words].concat());
+    let said = run(&["-e", "cuda_required=true"]);
+    assert!(!said.ok, "{}", said.text);
+    said.has(&["node2 has no GPU that nvidia-smi lists", "NVIDIA H200, 580.1"]);
+    assert!(!said.text.contains("node1 has no GPU"), "{}", said.text);
+    // The list of libraries of a host without rdma-core.
+    let none =
+        "mkdir -p /tmp/none/etc; /sbin/ldconfig -r /tmp/none; cp /tmp/none/etc/ld.so.cache /etc/ld.so.cache";
+    assert!(bed.on("node2", none).ok);
+    let said = run(&[]);
+    assert!(!said.ok, "{}", said.text);
+    said.has(&["node2 lacks libibverbs1 or ibverbs-providers", "rdma_core_install=true"]);
+    assert!(!said.text.contains("node1 lacks"), "{}", said.text);
+}
+
+#[test]
 fn the_playbooks_pass_ansible_lint() {
     // Of the long run, which fetches it: each version has rules of its own.
     let wheels = std::env::var("DOORBELL_ANSIBLE_LINT");

@@ -5,5 +5,6 @@
 mod ansible;
 mod bed;
 mod hosts;
+mod report;
 mod testbed;
 mod tune;

@@ -14,6 +14,10 @@ use crate::bed::{Bed, LIMIT, ProgramOutput, machine};
 
 pub const NEEDS: &str = "root, iproute2, openssh-server, openssh-client and ansible-core";
 
+/// Seconds that `up` may take on two quiet cores, and how many times as long on a machine that is busy with others.
+const UP_S: f64 = 15.0;
+const SLOWER: f64 = 4.0;
+
 fn send(process: u32, signal: Signal) {
     kill(Pid::from_raw(process.try_into().unwrap()), signal).unwrap();
 }
@@ -23,7 +27,10 @@ fn up_makes_two_nodes_with_files_of_their_own_and_down_leaves_nothing() {
     need!(machine(), testbed, NEEDS);
     let bed = Bed::new("round");
     assert_eq!(bed.testbed("status").code, Some(1));
-    bed.testbed("up").has(&["up in", "log in:", "remove:"]);
+    let up = bed.testbed("up");
+    up.has(&["up in", "log in:", "remove:"]);
+    let seconds = up.text.split("up in ").nth(1).and_then(|rest| rest.split(' ').next());
+    assert!(seconds.unwrap().parse::<f64>().unwrap() < SLOWER * UP_S, "{up:?}");
     bed.has_namespaces();
     bed.testbed("up").has(&["already up"]);
     let status = bed.testbed("status");

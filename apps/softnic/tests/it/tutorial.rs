@@ -4,8 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use measure::Loopback;
+
 use crate::ctl::SOON;
-use crate::fabric::{Fabric, Layer, scratch};
+use crate::fabric::{Fabric, Layer, launcher, scratch};
+use crate::program::find;
 
 const VERBS: &str = include_str!("../../../../docs/tutorials/rdma-developer.md");
 const KERNEL: &str = include_str!("../../../../docs/tutorials/own-kernel.md");
@@ -49,6 +52,69 @@ fn the_tutorials_program_writes_and_its_mistake_is_found() {
             assert!(it.program.output().contains(words), "{name}: {ended:?}: {}", it.program.tail());
         }
     }
+}
+
+/// What stands before a step of the page: its pauses last until the program runs, or the capture does.
+const PAUSES: &str = "sleep() {
+    command sleep $1
+    until softnic ctl list | grep -q hello && { [ $1 != 0.2 ] || [ -s hello.pcapng ]; }; do command sleep 0.05; done
+}
+";
+
+/// Runs a step of the page as it stands; what it printed. A request is lost within a second, and a packet while ten are captured: on a
+/// machine that is busy with others the step is run again.
+fn step(folder: &Path, text: &str, is_right: impl Fn(&str) -> bool) {
+    let softnic = launcher();
+    let bin = softnic.parent().expect("a folder").display().to_string();
+    let mut said = String::new();
+    for _ in 0..4 {
+        let mut bash = Command::new("timeout");
+        bash.args(["--kill-after=1", "60", "bash", "-c", &format!("exec 2>&1; {PAUSES}{text}")]);
+        bash.current_dir(folder).env("PATH", format!("{bin}:{}", std::env::var("PATH").expect("a PATH")));
+        said = String::from_utf8_lossy(&bash.output().expect("bash starts").stdout).into_owned();
+        if is_right(&said) {
+            return;
+        }
+        let _ = fs::remove_file(folder.join("hello.pcapng"));
+    }
+    panic!("{text}\n{said}");
+}
+
+#[test]
+fn the_tutorials_faults_and_its_capture_are_what_it_says() {
+    measure::need!(headers(), "libibverbs-dev");
+    measure::need!(find("tshark"), "tshark");
+    let folder = scratch("tutorial-steps");
+    fs::write(folder.join("hello.c"), block(VERBS, "Save this as `hello.c`", "c")).expect("a folder of ours");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-Wall", "hello.c", "-libverbs", "-o", "hello"]).current_dir(&folder);
+    assert!(gcc.status().expect("gcc, which links Rust here, starts").success());
+    step(&folder, block(VERBS, "## 4. Inject a fault", "sh"), |said| {
+        let counted = |name: &str| {
+            let count = said.lines().find_map(|line| line.trim().strip_prefix(name));
+            count.and_then(|count| count.trim().parse::<u32>().ok()).is_some_and(|count| count > 0)
+        };
+        said.contains(" hello ")
+            && counted("injected_lost_requests")
+            && counted("retransmissions")
+            && said.contains("\nremote access error: hello through a NIC")
+    });
+    let own = Loopback::unused();
+    let captured = block(VERBS, "## 5. Read a capture", "sh");
+    assert_eq!(captured.matches("127.0.0.1").count(), 1);
+    step(&folder, &captured.replace("127.0.0.1", &own.address().to_string()), |said| {
+        let packets: Vec<Vec<&str>> = said
+            .lines()
+            .map(|line| line.split('\t').collect())
+            .filter(|fields: &Vec<&str>| fields.len() == 4)
+            .collect();
+        let of = |opcode: &str| packets.iter().filter(|fields| fields[1] == opcode).count();
+        // One number, sent with a wrong checksum and again with the right one.
+        let is_again = |one: &Vec<&str>| {
+            packets.iter().any(|other| one[2] == other[2] && one[1] == other[1] && one[3] != other[3])
+        };
+        packets.len() == 10 && of("10") + of("17") == 10 && packets.iter().any(is_again)
+    });
 }
 
 /// Built in a folder that stays, so that only the first run builds the crates that it uses.

@@ -59,11 +59,13 @@ fn in_a_browser_the_page_is_quiet_fits_a_telephone_and_can_be_read_in_both_theme
     let chromium = measure::need!(chromium(), chromium, "headless Chromium");
     let (stage, figures) = (Stage::new("browser"), committed());
     let page = whole(&figures);
-    for (theme, width) in [("light", NARROW), ("dark", NARROW), ("light", 1280)] {
+    for (theme, width) in [("light", NARROW), ("dark", NARROW), ("light", picture::WIDTH), ("light", 1280)] {
         let (found, console) = looked(&chromium, &stage, &page, theme, width);
         assert_eq!(console, [""; 0], "{theme}, {width} px");
         assert_eq!((found["theme"].as_str(), found["width"].as_u64()), (Some(theme), Some(width.into())));
         assert!(found["needed"].as_u64() <= Some(width.into()), "scrolls sideways: {}", found["wide"]);
+        let cut = list(&found["cut"]);
+        assert!(width == NARROW || cut.is_empty(), "{width} px: the table of claims is cut: {cut:?}");
         assert!(found["texts"].as_u64() > Some(2000), "{}", found["texts"]);
         assert_eq!(list(&found["pale"]), [""; 0], "{theme}: contrast below 4.5");
         assert_eq!(
@@ -138,6 +140,7 @@ fn in_a_browser_what_is_wrong_with_a_page_is_found() {
         found["needed"].as_u64() > Some(NARROW.into()) && found["wide"].as_str().unwrap().contains("wide")
     );
     assert!(list(&found["pale"]).iter().any(|line| line.ends_with(": pale")), "{}", found["pale"]);
+    assert!(list(&found["cut"]).iter().any(|line| line.starts_with("DIV claim")), "a telephone scrolls it");
     assert_eq!(list(&found["figures"]["planted"][0]["plots"][0]["outside"]), ["ours (far)"]);
     assert!(fault(4, &found["figures"]["planted"][0]).is_some());
 }
@@ -282,7 +285,7 @@ fn in_a_browser_the_page_is_printed_whole_with_every_figure() {
     };
     let scrolls =
         without(".wide, .plot, details > .wide { overflow: visible; max-height: none; border: 0; }")
-            .replace(".plot svg, .claims { min-width: 0; }", "");
+            .replace(".plot svg, .claims { min-width: 0; }", ".claims { min-width: 75rem; }");
     let wide = page.replace("</main>", "<div style=\"width:300rem\">wide</div></main>");
     for (name, page, fault) in [
         ("scrolls", scrolls, "last column of the claims: `fig"),

@@ -30,6 +30,9 @@
     const numbers = section.querySelector(".panel > details");
     if (numbers) numbers.open = true;
   }
+  const claims = document.querySelector(".claims");
+  found.cut = all("th, td", claims).concat(claims.parentElement).filter((e) => e.scrollWidth > e.clientWidth)
+    .slice(0, 5).map((e) => e.tagName + " " + e.textContent.slice(0, 40));
   found.needed = Math.max(root.scrollWidth, document.body.scrollWidth);
   const scrolls = (e) => e && (getComputedStyle(e).overflowX === "auto" || scrolls(e.parentElement));
   found.wide = all("body *").filter((e) => !scrolls(e) && e.getBoundingClientRect().right > innerWidth + 1)

@@ -99,6 +99,8 @@ fn of_page(tree: &Tree, path: &str, page: &Page<'_>) -> Vec<String> {
                 }
             }
             None if NOTES.contains(&path) || !figure.is_asked() => {}
+            // How long a run of it takes is an experiment's own to say.
+            None if path.starts_with("experiments/") && figure.is_in_words() => {}
             None => {
                 let how = "(CONTRIBUTING.md, «Numbers in documents»), or reword the sentence";
                 say(figure.line, format!("«{said}» has no source: write {said}<!-- = FILE#WHERE --> {how}"));

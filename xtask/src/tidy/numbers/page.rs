@@ -1,7 +1,7 @@
 //! What of a page are figures, which source stands behind each, and what the page's names stand for.
 
 use super::formula;
-use super::quantity::Unit;
+use super::quantity::{Kind, Unit};
 
 /// One page.
 #[derive(Debug, Default)]
@@ -29,6 +29,11 @@ impl Figure<'_> {
     /// Whether its unit asks for a source.
     pub fn is_asked(&self) -> bool {
         self.unit.is_some_and(|unit| unit.needs_source)
+    }
+
+    /// Whether it is a time like «nine minutes».
+    pub fn is_in_words(&self) -> bool {
+        self.said.starts_with(char::is_alphabetic)
     }
 }
 
@@ -138,13 +143,49 @@ fn of_range(rest: &str) -> Option<&'static Unit> {
     figure(|| 0, "", last)?.unit
 }
 
+/// Numbers as words. «One» and «a» are left out: they are seldom a figure.
+const WORDS: [(&str, &str); 18] = [
+    ("two", "2"),
+    ("three", "3"),
+    ("four", "4"),
+    ("five", "5"),
+    ("six", "6"),
+    ("seven", "7"),
+    ("eight", "8"),
+    ("nine", "9"),
+    ("ten", "10"),
+    ("eleven", "11"),
+    ("twelve", "12"),
+    ("fifteen", "15"),
+    ("twenty", "20"),
+    ("thirty", "30"),
+    ("forty", "40"),
+    ("fifty", "50"),
+    ("sixty", "60"),
+    ("ninety", "90"),
+];
+
+/// «Nine minutes»: a time whose number and unit are words.
+fn in_words<'a>(line: impl Fn() -> usize, text: &'a str) -> Option<Figure<'a>> {
+    let length = text.find(|c: char| !c.is_alphabetic())?;
+    let (word, rest) = text.split_at(length);
+    let (_, number) = WORDS.iter().find(|(name, _)| word.eq_ignore_ascii_case(name))?;
+    let gap = rest.chars().next().filter(|c| " \u{a0}\n".contains(*c))?.len_utf8();
+    let unit = Unit::leading(&rest[gap..]).filter(|unit| unit.kind == Kind::Time && unit.name.len() > 3)?;
+    let said = &text[..length + gap + unit.name.len()];
+    Some(Figure { line: line(), said, number, unit: Some(unit), source: None })
+}
+
 /// The figure that a text begins with: a number that is no part of a word or of a longer number, and its unit.
 fn figure<'a>(line: impl Fn() -> usize, before: &str, text: &'a str) -> Option<Figure<'a>> {
     let is_part = |c: char| c.is_alphanumeric() || "._".contains(c);
     let sign = text.chars().next().filter(|sign| "-−".contains(*sign)).map_or(0, char::len_utf8);
     let digits = &text[sign..];
-    if before.ends_with(is_part) || !digits.starts_with(|c: char| c.is_ascii_digit()) {
+    if before.ends_with(is_part) {
         return None;
+    }
+    if !digits.starts_with(|c: char| c.is_ascii_digit()) {
+        return in_words(line, text);
     }
     let mut length = 0;
     for (at, c) in digits.char_indices() {

@@ -155,6 +155,24 @@ fn what_is_no_figure_of_prose_needs_no_source() {
 }
 
 #[test]
+fn a_time_in_words_is_a_figure_too() {
+    for (text, said) in [
+        ("Its build takes nine minutes.\n", "«nine minutes»"),
+        ("Five\nminutes on two cores.\n", "«Five minutes»"),
+        ("It is 2 to ten seconds.\n", "«2»"),
+    ] {
+        let found = found(text);
+        assert!(!found.is_empty() && found[0].contains(said), "{text}: {found:?}");
+    }
+    assert_eq!(found_in("experiments/e/README.md", "It takes nine minutes.\n"), [""; 0]);
+    let two = "It waits for two seconds<!-- = a/src/ring.rs#RING -->.\n";
+    assert!(found(two)[0].contains("«two seconds» is not a/src/ring.rs#RING"), "{:?}", found(two));
+    for text in ["Two of them, ten per cent, a second host, often seconds.\n", "Run `sleep two seconds`.\n"] {
+        assert_eq!(found(text), [""; 0], "{text}");
+    }
+}
+
+#[test]
 fn a_source_that_is_not_there_or_says_another_number_is_named() {
     let row = format!("{ROW}/post_ns/0");
     for (said, source, words) in [

@@ -1,0 +1,91 @@
+//! `report` as a user starts it.
+
+use std::fs;
+use std::process::Command;
+
+use measure::need;
+
+use crate::ansible::released;
+use crate::bed::ProgramOutput;
+
+/// Seconds that the page may take on two quiet cores. They are compared with the CPU time, which other programs change little, times
+/// [`SLOWER`].
+const LIMIT_S: f64 = 2.0;
+/// How much more this build, which is not optimised, may take on a busy machine.
+const SLOWER: f64 = 4.0;
+
+#[test]
+fn a_report_is_made_within_its_limit_and_handed_to_the_desktop() {
+    let folder = std::env::temp_dir().join(format!("xtask-it-report-{}", std::process::id()));
+    let (bin, opened) = (folder.join("bin"), folder.join("opened"));
+    fs::create_dir_all(&bin).unwrap();
+    let opener = format!(
+        "printf '#!/bin/sh\\necho \"$@\" > {0}.part; mv {0}.part {0}\\n' > {1}/xdg-open",
+        opened.display(),
+        bin.display()
+    );
+    assert!(
+        ProgramOutput::of(
+            Command::new("sh").args(["-c", &format!("{opener}; chmod +x {}/xdg-open", bin.display())])
+        )
+        .ok
+    );
+    let out = folder.join("out");
+    let report =
+        format!("time {} report --recorded --open --out {}", env!("CARGO_BIN_EXE_xtask"), out.display());
+    let mut bash = Command::new("bash");
+    bash.args([
+        "-c",
+        &format!("TIMEFORMAT='cpu %U %S'; {report}; until test -s {}; do sleep 0.01; done", opened.display()),
+    ]);
+    let said =
+        ProgramOutput::of(bash.env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap())));
+    let page = out.join("index.html");
+    said.has(&["36 claims: ", &format!("report: {}", page.display())]);
+    assert_eq!(fs::read_to_string(&opened).unwrap(), format!("{}\n", page.display()));
+    let times = said.text.split("cpu ").nth(1).unwrap().split_whitespace();
+    let cpu: f64 = times.map(|seconds| seconds.parse::<f64>().unwrap()).sum();
+    assert!(cpu > 0.0 && cpu < SLOWER * LIMIT_S, "{cpu} s of CPU time");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// Of the long run alone: the profiler, which no other test starts, is built in the release profile first. No limit but the suite's.
+#[test]
+fn all_figures_are_measured_and_stand_on_one_page() {
+    let is_full = std::env::var("SOFTNIC_TEST_FULL").is_ok_and(|value| value == "1");
+    need!(is_full, full, "`cargo xtask test --full`");
+    need!(released(), softnic, "release builds");
+    let folder = std::env::temp_dir().join(format!("xtask-it-figures-{}", std::process::id()));
+    let out = folder.join("all");
+    let xtask = |words: &[&str], at: &std::path::Path| {
+        let said =
+            Command::new(env!("CARGO_BIN_EXE_xtask")).args(words).arg("--out").arg(at).output().unwrap();
+        let text = [said.stdout, said.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        (said.status.success(), text.concat())
+    };
+    let (mut is_whole, mut said) = xtask(&["figure", "all", "--smoke"], &out);
+    // Where so much else runs that a program is silent for a minute, its figure fails. The command says how to go on.
+    for _ in 0..4 {
+        if is_whole || !said.contains("go on with: cargo xtask figure all --smoke --resume ") {
+            break;
+        }
+        (is_whole, said) = xtask(&["figure", "all", "--smoke", "--resume"], &out);
+    }
+    assert!(is_whole, "{said}");
+    let came = |figure: u32, how: &str| said.contains(&format!("figure {figure}: {how}"));
+    for figure in 1..=7 {
+        let is_of_a_gpu = figure > 5;
+        assert!(
+            came(figure, "measured in ") || (is_of_a_gpu && came(figure, "left out: no GPU here")),
+            "{said}"
+        );
+    }
+    assert!(said.contains(&format!("cargo xtask report --add {}\n", out.display())), "{said}");
+    let (is_whole, said) = xtask(&["report", "--add", &out.display().to_string()], &folder.join("page"));
+    assert!(is_whole, "{said}");
+    for figure in 1..=5 {
+        let line = said.lines().find(|line| line.starts_with(&format!("figure {figure}: ")));
+        assert!(line.unwrap().ends_with(" added"), "{said}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
