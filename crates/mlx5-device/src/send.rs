@@ -212,7 +212,7 @@ impl<M: Memory> Core<M> {
         let wire = wire::record_bytes(self.ports.link_layer, packet, carried, mtu);
         self.ports.count(counters, port, packet, (wire, carried), retransmission);
         if way == Way::Nowhere && datagram {
-            self.log_no_route(qp.qpn, port, &request.path);
+            self.explain_no_route(qp.qpn, port, &request.path);
         }
         // Of a READ the request has left, which has none of its bytes.
         Ok(if packet.payload.length > 0 { carried } else { length })
