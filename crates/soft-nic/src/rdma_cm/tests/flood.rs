@@ -246,6 +246,11 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
     }
     assert_eq!(victim.cm.connections(), 0);
     while victim.cm.poll_event().is_some() {}
+    connect(&mut flooder, &mut victim);
+}
+
+/// An honest client, through the flooder's socket.
+fn connect(flooder: &mut Flooder, victim: &mut Victim) {
     let mut client = Cm::new(CmConfig { slot: 99, seed: 3, max_connections: 1 });
     let Message::Req(req) = flooder.request(0, SERVICE) else { unreachable!() };
     let asking = client.connect(Now(5), &req, b"hello").unwrap();
