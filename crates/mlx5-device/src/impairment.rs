@@ -18,8 +18,8 @@ use roce::{Fragment, Now, Packet, Psn};
 
 use super::counters::Counters;
 use super::faults::{Injection, InjectionKind, Settings};
+use super::framing;
 use super::qps::Qps;
-use super::wire;
 use crate::carrier::{
     Addressing, Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sender, Sent, Unsent,
 };
@@ -377,7 +377,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
             impairment.sender.last_sent = Some(sent.position);
         }
         if starts {
-            impairment.charge(wire::record_bytes(impairment.link_layer, packet, whole, mtu), is_request);
+            impairment.charge(framing::record_bytes(impairment.link_layer, packet, whole, mtu), is_request);
         }
         Ok(sent)
     }
@@ -400,7 +400,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
             Verdict::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
             Verdict::Lost => {
                 self.carrier.loses_packet(from, to, packet);
-                Ok(wire::bytes_of(packet))
+                Ok(framing::bytes_of(packet))
             }
             Verdict::Overtaken => {
                 let payload = self.carrier.read_payload(packet.payload, payload)?;
@@ -409,7 +409,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
                 // The bytes that are kept are its own, not the message's.
                 let packet = Packet { payload: Fragment { offset: 0, ..packet.payload }, ..*packet };
                 self.impairment.overtaken = Some(Overtaken { from, to, packet, payload, left: OVERTAKERS });
-                Ok(wire::bytes_of(&packet))
+                Ok(framing::bytes_of(&packet))
             }
             Verdict::Leaves | Verdict::Corrupt => {
                 let sent = self.carrier.send_packet(from, to, packet, icrc, payload);
@@ -431,7 +431,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         let bytes = sent?;
         // A message counts with its last packet.
         let whole = self.impairment.sender.is_requester && packet.content.position().ends();
-        self.impairment.charge(wire::packet_framing(to) + bytes as u64, whole);
+        self.impairment.charge(framing::packet_framing(to) + bytes as u64, whole);
         Ok(bytes)
     }
 
