@@ -10,12 +10,12 @@ use roce::{Outcome, Packet, PayloadSource, Region};
 
 use super::command::ContextId;
 use super::core::Core;
+use super::framing;
 use super::qp::Qp;
 use super::qpn::slot_of;
 use super::qps::Qps;
 use super::route::Route;
 use super::send::PACKETS_AT_ONCE;
-use super::wire;
 use crate::carrier::{Carrier, Icrc, Payload, Sender, Unsent};
 use crate::memory::{Fault, Memory, Segment};
 
@@ -159,7 +159,7 @@ impl<M: Memory> Core<M> {
         }
         let sent = link.send_record(packet, mtu, &qp.path.address, payload)?;
         if region.is_some() {
-            let wire = wire::record_bytes(self.ports.link_layer, packet, sent.carried, mtu);
+            let wire = framing::record_bytes(self.ports.link_layer, packet, sent.carried, mtu);
             self.ports.count(counters, port, packet, (wire, sent.carried), false);
         }
         Ok(sent.carried)

@@ -9,9 +9,9 @@ use mlx5_layout::{CqeFields, CqeOpcode, CqeSyndrome};
 use roce::{Opcode, ReceiveCompletion, Status};
 
 use super::core::Core;
+use super::framing;
 use super::qp::Qp;
 use super::sq::{Kind, SendRequest, WqeHead};
-use super::wire;
 use crate::carrier::PathAddress;
 use crate::memory::Memory;
 
@@ -111,7 +111,7 @@ impl<M: Memory> Core<M> {
             immediate: completion.imm,
             source_qpn: completion.src_qpn,
             source_lid: path.map_or(0, |p| p.slid),
-            service_level: path.map_or(0, |p| wire::service_level(&self.ports.configs[qp.path.port], p)),
+            service_level: path.map_or(0, |p| framing::service_level(&self.ports.configs[qp.path.port], p)),
             grh: path.is_some_and(|p| p.grh),
             ..CqeFields::default()
         };

@@ -24,7 +24,7 @@ pub(super) struct Core<M> {
     pub wqe_fetch: WqeFetch,
     pub payload_scatter: PayloadScatter,
     /// The line about a missing route was logged.
-    pub logged_no_route: bool,
+    pub explained_no_route: bool,
 }
 
 impl<M> Core<M> {
@@ -40,7 +40,7 @@ impl<M> Core<M> {
             schedule: Schedule::default(),
             wqe_fetch: WqeFetch::default(),
             payload_scatter: PayloadScatter::new(config.relaxed_ordering),
-            logged_no_route: false,
+            explained_no_route: false,
         }
     }
 }

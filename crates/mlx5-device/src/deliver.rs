@@ -11,9 +11,9 @@ use roce::{
 
 use super::command::event_type;
 use super::core::Core;
+use super::framing;
 use super::qp::Qp;
 use super::rq::ReceiveQueue;
-use super::wire;
 use crate::carrier::{Inbound, PathAddress};
 use crate::memory::{Memory, Order, Segment};
 
@@ -214,7 +214,8 @@ impl<M: Memory> Core<M> {
 
     /// The 40 bytes in front of a datagram.
     fn place_grh(&mut self, qp: &Qp, path: Option<&PathAddress>, length: u32) -> Result<(), Outcome> {
-        let Some(header) = path.and_then(|path| wire::grh(&self.ports.configs[qp.path.port], path, length))
+        let Some(header) =
+            path.and_then(|path| framing::grh(&self.ports.configs[qp.path.port], path, length))
         else {
             return Ok(());
         };

@@ -1,9 +1,10 @@
 //! Impairment of a link: a carrier round another. A NIC that is asked for none uses the other carrier alone.
 //!
-//! Every word means the same on both paths, and acts on what leaves; a port that is down acts on arrivals too. On the wire it acts on
-//! packets. In shared memory a message, or an answer, has one fate, however long it is.
+//! Every word means the same on both paths, and acts on what leaves; a port that is down acts on arrivals too. It acts on packets of the
+//! path MTU. In shared memory a message, or an answer, is all of its packets at once: it is lost with the first of them, and counts once.
 //!
-//! - loss: a packet leaves, is counted and charged, and does not arrive. A seed decides which, in the order in which they leave.
+//! - loss: a packet leaves, is counted and charged, and does not arrive. A seed decides which, in the order in which they leave. Of
+//!   n packets that leave at once, all arrive with probability (1 - loss) to the power of n.
 //! - reorder: up to [`OVERTAKERS`] packets that leave later arrive before a packet. Shared memory keeps its order.
 //! - rate: a port has so many wire bytes a second, the NIC so many requests and answers to READs. What exceeds them waits: a request
 //!   before the transport counts it as sent, an answer from when its READ is taken.
@@ -17,8 +18,8 @@ use roce::{Fragment, Now, Packet, Psn};
 
 use super::counters::Counters;
 use super::faults::{Injection, InjectionKind, Settings};
+use super::framing;
 use super::qps::Qps;
-use super::wire;
 use crate::carrier::{
     Addressing, Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sender, Sent, Unsent,
 };
@@ -75,9 +76,9 @@ struct Overtaken {
     left: u32,
 }
 
-/// What becomes of a packet or message that is to leave.
+/// What is decided on a packet or message that is to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum Verdict {
     Leaves,
     Lost,
     Overtaken,
@@ -194,25 +195,26 @@ impl Impairment {
         !paced && (!self.sender.is_shaped || self.shapers[self.sender.port].allows(self.now))
     }
 
-    /// Decides on the next packet or message of the sender; `fits`: a fault may be its.
-    fn fate(&mut self, fits: impl Fn(InjectionKind) -> bool) -> Fate {
+    /// Decides on the next packet of the sender, or on so many at once; `fits`: a fault may be theirs.
+    fn decide(&mut self, packets: u32, fits: impl Fn(InjectionKind) -> bool) -> Verdict {
         self.drawn = self.random;
         let is_request = self.sender.is_requester;
         if self.is_down(self.sender.port) {
             self.counts.lost_port_down += 1;
-            return Fate::Lost;
+            return Verdict::Lost;
         }
         let hit = if is_request { self.take(self.sender.qpn, fits) } else { None };
         match hit {
             Some(InjectionKind::ErrorCqe(syndrome)) => {
                 self.counts.injected_errors += 1;
-                return Fate::Fails(syndrome);
+                return Verdict::Fails(syndrome);
             }
-            Some(InjectionKind::CorruptCrc) => return Fate::Corrupt,
+            Some(InjectionKind::CorruptCrc) => return Verdict::Corrupt,
             Some(_) => {}
             None => {
-                if self.loss <= 0.0 || chance(&mut self.drawn) >= self.loss {
-                    return Fate::Leaves;
+                let loss = if packets > 1 { 1.0 - (1.0 - self.loss).powf(packets.into()) } else { self.loss };
+                if loss <= 0.0 || chance(&mut self.drawn) >= loss {
+                    return Verdict::Leaves;
                 }
             }
         }
@@ -220,18 +222,18 @@ impl Impairment {
         let lost =
             if is_request { &mut counts.injected_lost_requests } else { &mut counts.injected_lost_replies };
         *lost += 1;
-        Fate::Lost
+        Verdict::Lost
     }
 
     /// The same of a packet, which others may overtake.
-    fn fate_of_packet(&mut self, packet: &Packet) -> Fate {
-        let fate = self.fate(|kind| match kind {
+    fn decide_on_packet(&mut self, packet: &Packet) -> Verdict {
+        let verdict = self.decide(1, |kind| match kind {
             InjectionKind::Drop(psn) => psn.is_none_or(|psn| Psn::new(psn) == packet.psn),
             kind => !matches!(kind, InjectionKind::DelayRead(_)),
         });
-        let draws = fate == Fate::Leaves && self.reorder > 0.0;
+        let draws = verdict == Verdict::Leaves && self.reorder > 0.0;
         let is_overtaken = draws && chance(&mut self.drawn) < self.reorder;
-        if is_overtaken && self.overtaken.is_none() { Fate::Overtaken } else { fate }
+        if is_overtaken && self.overtaken.is_none() { Verdict::Overtaken } else { verdict }
     }
 
     /// Something has left, or is lost: so many wire bytes; `whole`: a request, or all that was left of it.
@@ -277,12 +279,12 @@ impl<C: Carrier> Impaired<'_, C> {
         let Some(overtaken) = &mut self.impairment.overtaken else { return };
         overtaken.left = overtaken.left.saturating_sub(1);
         if overtaken.left == 0 {
-            self.let_go();
+            self.release();
         }
     }
 
     /// Sends the packet that was overtaken.
-    fn let_go(&mut self) {
+    fn release(&mut self) {
         let Some(overtaken) = self.impairment.overtaken.take() else { return };
         let Overtaken { from, to, packet, payload, .. } = &overtaken;
         let payload = Payload::Inline(payload);
@@ -340,7 +342,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         self.impairment.has_room()
     }
 
-    /// A message, or an answer, has one fate, which its beginning meets.
+    /// On a message, or an answer, is decided where it begins.
     fn send_record(
         &mut self,
         packet: &Packet,
@@ -360,20 +362,22 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
             InjectionKind::Drop(psn) => psn.is_none_or(covers),
             kind => matches!(kind, InjectionKind::ErrorCqe(_)),
         };
-        let sent = match if starts { impairment.fate(fits) } else { Fate::Leaves } {
-            Fate::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
-            Fate::Lost if is_request => {
+        let packets = whole.div_ceil(mtu).max(1);
+        let verdict = if starts { impairment.decide(packets, fits) } else { Verdict::Leaves };
+        let sent = match verdict {
+            Verdict::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
+            Verdict::Lost if is_request => {
                 let position = impairment.sender.last_sent.unwrap_or(NOWHERE);
                 Sent { position, carried: whole }
             }
-            Fate::Lost => Sent { position: NOWHERE, carried: whole },
+            Verdict::Lost => Sent { position: NOWHERE, carried: whole },
             _ => self.carrier.send_record(packet, mtu, path, payload)?,
         };
         if is_request {
             impairment.sender.last_sent = Some(sent.position);
         }
         if starts {
-            impairment.charge(wire::record_bytes(impairment.link_layer, packet, whole, mtu), is_request);
+            impairment.charge(framing::record_bytes(impairment.link_layer, packet, whole, mtu), is_request);
         }
         Ok(sent)
     }
@@ -390,24 +394,24 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         icrc: Icrc,
         payload: Payload<'_>,
     ) -> Result<usize, Unsent> {
-        let fate = self.impairment.fate_of_packet(packet);
-        let icrc = if fate == Fate::Corrupt { Icrc::Wrong } else { icrc };
-        let sent = match fate {
-            Fate::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
-            Fate::Lost => {
+        let verdict = self.impairment.decide_on_packet(packet);
+        let icrc = if verdict == Verdict::Corrupt { Icrc::Wrong } else { icrc };
+        let sent = match verdict {
+            Verdict::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
+            Verdict::Lost => {
                 self.carrier.loses_packet(from, to, packet);
-                Ok(wire::bytes_of(packet))
+                Ok(framing::bytes_of(packet))
             }
-            Fate::Overtaken => {
+            Verdict::Overtaken => {
                 let payload = self.carrier.read_payload(packet.payload, payload)?;
                 self.impairment.counts.injected_overtaken += 1;
                 self.impairment.is_sending = true;
                 // The bytes that are kept are its own, not the message's.
                 let packet = Packet { payload: Fragment { offset: 0, ..packet.payload }, ..*packet };
                 self.impairment.overtaken = Some(Overtaken { from, to, packet, payload, left: OVERTAKERS });
-                Ok(wire::bytes_of(&packet))
+                Ok(framing::bytes_of(&packet))
             }
-            Fate::Leaves | Fate::Corrupt => {
+            Verdict::Leaves | Verdict::Corrupt => {
                 let sent = self.carrier.send_packet(from, to, packet, icrc, payload);
                 if sent.is_ok() {
                     self.has_left();
@@ -415,7 +419,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
                 sent
             }
         };
-        if fate == Fate::Corrupt {
+        if verdict == Verdict::Corrupt {
             let qpn = self.impairment.sender.qpn;
             match sent {
                 Ok(_) => self.impairment.counts.injected_crc_errors += 1,
@@ -427,14 +431,14 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         let bytes = sent?;
         // A message counts with its last packet.
         let whole = self.impairment.sender.is_requester && packet.content.position().ends();
-        self.impairment.charge(wire::packet_framing(to) + bytes as u64, whole);
+        self.impairment.charge(framing::packet_framing(to) + bytes as u64, whole);
         Ok(bytes)
     }
 
     /// Where nothing more has left, nothing more overtakes.
     fn ring_bells(&mut self) {
         if !std::mem::take(&mut self.impairment.is_sending) {
-            self.let_go();
+            self.release();
         }
         self.carrier.ring_bells();
     }

@@ -25,6 +25,7 @@ mod explain;
 pub mod faults;
 mod fetch;
 mod flush;
+mod framing;
 mod host;
 mod impairment;
 pub mod memory;
@@ -55,7 +56,6 @@ mod token_bucket;
 mod uar;
 mod unreachable;
 mod window;
-mod wire;
 
 pub use command::Answer;
 pub use commands::Commands;

@@ -51,7 +51,7 @@ impl<M: Memory> Core<M> {
             let (way, address) =
                 self.ports.way_to(qp.path.port, &qp.attributes.address, qp.attributes.dest_qpn);
             if way == Way::Nowhere {
-                self.log_no_route(qp.qpn, qp.path.port, &address);
+                self.explain_no_route(qp.qpn, qp.path.port, &address);
             }
             (qp.path.way, qp.path.address) = (way, address);
         }

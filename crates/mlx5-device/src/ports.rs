@@ -8,10 +8,10 @@ use roce::{Packet, count};
 use super::ah;
 use super::command::AddressVector;
 use super::counters::{Counters, PortCounters};
+use super::framing;
 use super::model::{DeviceConfig, GidEntry, GidKind};
 use super::qpn::process_of;
 use super::route::{Route, Way};
-use super::wire;
 use crate::carrier::{PathAddress, Unsent};
 use crate::config::{LinkLayer, LinkPath, NicConfig};
 
@@ -134,7 +134,7 @@ impl Ports {
             counters.lost_unreachable += 1;
             return;
         };
-        let wire = wire::packet_framing(to) + *bytes as u64;
+        let wire = framing::packet_framing(to) + *bytes as u64;
         self.count(counters, port, packet, (wire, packet.payload.length), again);
     }
 

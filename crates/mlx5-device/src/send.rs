@@ -8,12 +8,12 @@ use roce::{Completion, Fragment, Opcode, PacketTransmit, Position, ServiceType, 
 use super::command::event_type;
 use super::core::Core;
 use super::fetch::Checks;
+use super::framing;
 use super::mkey::Mkeys;
 use super::qp::Qp;
 use super::reason::{About, STALLED};
 use super::route::Way;
 use super::sq::{Kind, SendRequest};
-use super::wire;
 use crate::carrier::{Carrier, Icrc, Sender, Unsent};
 use crate::memory::{Fault, Memory};
 
@@ -209,10 +209,10 @@ impl<M: Memory> Core<M> {
             }
             Err(error) => return Err(error),
         };
-        let wire = wire::record_bytes(self.ports.link_layer, packet, carried, mtu);
+        let wire = framing::record_bytes(self.ports.link_layer, packet, carried, mtu);
         self.ports.count(counters, port, packet, (wire, carried), retransmission);
         if way == Way::Nowhere && datagram {
-            self.log_no_route(qp.qpn, port, &request.path);
+            self.explain_no_route(qp.qpn, port, &request.path);
         }
         // Of a READ the request has left, which has none of its bytes.
         Ok(if packet.payload.length > 0 { carried } else { length })

@@ -1,4 +1,4 @@
-//! Log line and reason for unreachable peers, of which a program otherwise learns «retry exceeded» and nothing else.
+//! Reasons for unreachable peers, of which a program otherwise learns «retry exceeded» and nothing else.
 //!
 //! A NIC knows the peer's address, its QPN and that no answer came. The line names them, and the fabric of this NIC, so that both ends
 //! can be compared.
@@ -13,24 +13,27 @@ use super::model::GidKind;
 use super::qp::Qp;
 use crate::carrier::{Carrier, PathAddress};
 use crate::config::LinkLayer;
+use crate::reason::About;
 
 impl<M> Core<M> {
-    /// Logs once that no route leads from a GID of this port to that of a peer, and which GID may have one.
+    /// Says once that no route leads from a GID of this port to that of a peer, and which GID may have one.
     #[cold]
-    pub(super) fn log_no_route(&mut self, qpn: u32, port: usize, path: &PathAddress) {
+    pub(super) fn explain_no_route(&mut self, qpn: u32, port: usize, path: &PathAddress) {
         let gids = &self.ports.configs[port].gids;
         let is_way =
             |index: &usize| gids[*index].kind == GidKind::RoceV2 && ip_of(Gid(gids[*index].gid)).is_some();
-        let Some(index) = (0..gids.len()).find(is_way).filter(|_| self.ports.wire && !self.logged_no_route)
+        let Some(index) =
+            (0..gids.len()).find(is_way).filter(|_| self.ports.wire && !self.explained_no_route)
         else {
             return;
         };
         let [from, to] = [path.sgid, path.dgid].map(Ipv6Addr::from);
-        self.logged_no_route = true;
-        self.host.log_line(&format!(
-            "QP {qpn:#x}: nothing reaches {to} from {from}: the packets of this NIC are RoCE v2 between IP addresses. Use a \
-             GID such as index {index} at both ends (`-x {index}` of perftest); index 0, which many programs take, is RoCE v1"
-        ));
+        self.explained_no_route = true;
+        let why = format!(
+            "nothing reaches {to} from {from}: the packets of this NIC are RoCE v2 between IP addresses. Use a GID such as \
+             index {index} at both ends (`-x {index}` of perftest); index 0, which many programs take, is RoCE v1"
+        );
+        self.host.explain(About::Qp(qpn, None), "no-route", why);
     }
 
     /// Why a peer let all retries of a queue time out.

@@ -78,7 +78,7 @@ impl BenchSetup<'_> {
             }
             Source::Echo { options, field, scale } => {
                 let program = self.programs.softnic.with_file_name("doorbell-echo");
-                let mut command = self.softnic(End::Alone, false, &program);
+                let mut command = self.softnic(End::Alone, false, None, &program);
                 command.args(["--nic", "mlx5_0", "--json", "-"]).args(options);
                 let run = self.said(&mut command, "run", name, "doorbell-echo")?;
                 Ok(number(&run, field, "doorbell-echo")? * scale)
@@ -101,7 +101,7 @@ impl BenchSetup<'_> {
         self.logs.join(format!("{name}-{end}.log"))
     }
 
-    fn softnic(&self, end: End, pump: bool, program: &Path) -> Command {
+    fn softnic(&self, end: End, pump: bool, recording: Option<&Path>, program: &Path) -> Command {
         // A NIC that is pinned to the only core of its polling program has nowhere to go.
         let cores = self.cores.as_ref().filter(|cores| pump || cores.are_enough());
         let cores = match end {
@@ -119,7 +119,11 @@ impl BenchSetup<'_> {
         };
         let config = if pump { &self.pumped } else { &self.plain };
         command.args(["run", "--config"]).arg(config);
-        command.args(["--fabric", &format!("xtask-{}", std::process::id()), "--"]).arg(program);
+        command.args(["--fabric", &format!("xtask-{}", std::process::id())]);
+        if let Some(file) = recording {
+            command.arg("--record").arg(file);
+        }
+        command.arg("--").arg(program);
         command
     }
 
@@ -131,12 +135,24 @@ impl BenchSetup<'_> {
 
     fn perftest(&self, name: &str, pair: &Perftest) -> Result<f64> {
         let port = free_port()?;
+        let [server, client] = ["server", "client"].map(|end| self.log(name, end).with_extension("rec"));
+        // What an interrupted run has left would be refused.
+        let remove = || [&server, &client].iter().for_each(|file| _ = fs::remove_file(file));
+        remove();
         let command = |end: End| {
-            let mut command = self.softnic(end, pair.pump, &self.tool(&pair.tool));
+            let file = if matches!(end, End::Server) { &server } else { &client };
+            let recording = pair.record.then_some(file.as_path());
+            let mut command = self.softnic(end, pair.pump, recording, &self.tool(&pair.tool));
             command.args(perftest_options(pair, port));
             command
         };
-        self.pair(name, pair, command, "127.0.0.1", port)
+        let taken = self.pair(name, pair, command, "127.0.0.1", port);
+        let recorded = !pair.record || [&server, &client].iter().all(|file| file.is_file());
+        remove();
+        if !recorded && taken.is_ok() {
+            bail!("no recording was written to {} and {}", server.display(), client.display());
+        }
+        taken
     }
 
     fn wire(&self, name: &str, pair: &Perftest) -> Result<f64> {
@@ -221,10 +237,10 @@ impl BenchSetup<'_> {
 
     /// The sender's line of a generator pair whose messages all arrived whole.
     fn generator(&self, name: &str, options: &[&str], to: &[String], limit: Duration) -> Result<Value> {
-        let mut receiver = self.softnic(End::Server, false, &self.programs.generator);
+        let mut receiver = self.softnic(End::Server, false, None, &self.programs.generator);
         receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]).args(to);
         let (mut receiver, address) = self.listening(&mut receiver, &self.log(name, "receiver"))?;
-        let mut sender = self.softnic(End::Client, false, &self.programs.generator);
+        let mut sender = self.softnic(End::Client, false, None, &self.programs.generator);
         sender.args(["--connect", &address, "--nic", "mlx5_0", "--json", "-"]).args(options);
         let mut sender = JsonProgram::start(&mut sender, &self.log(name, "sender"))?;
         let run = sender.json("run", limit).context("running the sender")?;
@@ -238,7 +254,7 @@ impl BenchSetup<'_> {
 
     /// Ratio of the medians, in strict order.
     fn post(&self, name: &str, list: u64, doorbell: &str) -> Result<f64> {
-        let mut command = self.softnic(End::Alone, false, &self.programs.generator);
+        let mut command = self.softnic(End::Alone, false, None, &self.programs.generator);
         command.args(["bench-post", "--nic", "mlx5_0", "--rounds", &self.rounds.to_string(), "--json", "-"]);
         let answer = self.said(&mut command, "bench-post", name, "bench-post")?;
         let rows = answer["rows"].as_array().map_or(&[][..], Vec::as_slice);
@@ -291,7 +307,7 @@ impl BenchSetup<'_> {
 
     /// An open device that does nothing: a receiver without a sender.
     fn idle(&self, name: &str) -> Result<(f64, f64)> {
-        let mut receiver = self.softnic(End::Alone, false, &self.programs.generator);
+        let mut receiver = self.softnic(End::Alone, false, None, &self.programs.generator);
         receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]);
         let (mut receiver, _) = self.listening(&mut receiver, &self.log(name, "idle"))?;
         idle::watch(&mut receiver, self.idle)

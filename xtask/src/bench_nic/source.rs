@@ -29,6 +29,9 @@ pub struct Perftest {
     /// Whether the NIC also runs inside the program's `ibv_poll_cq`.
     #[serde(default)]
     pub pump: bool,
+    /// Whether either end writes a recording, which is removed afterwards.
+    #[serde(default)]
+    pub record: bool,
 }
 
 /// Where a number comes from.

@@ -16,6 +16,13 @@ baseline*) echo '{"kind":"baseline","half_round_trip":{"p50_ns":100},"per_second
 esac
 "#;
 
+/// Runs the program, with the recording that is asked for.
+const SOFTNIC: &str = r#"#!/bin/sh
+while [ "$1" != -- ]; do [ "$1" = --record ] && echo recorded > "$2"; shift; done
+shift
+exec "$@"
+"#;
+
 /// Rows by the kind of tool; its server listens until it is killed or told, which no test waits for.
 const NO_TOOL: &str = "#!/bin/sh\nexit 3\n";
 
@@ -30,7 +37,7 @@ fn stage(name: &str, tool: &str) -> Stage {
     let tools = ["ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_send_lat", "ib_write_lat"];
     let scripts = [
         ("generator", GENERATOR),
-        ("softnic", "#!/bin/sh\nshift 6\nexec \"$@\"\n"),
+        ("softnic", SOFTNIC),
         ("device", "#!/bin/sh\necho \"{\\\"write_ns\\\":$1}\"\n"),
     ];
     for (name, text) in scripts.into_iter().chain(tools.map(|name| (name, tool))) {

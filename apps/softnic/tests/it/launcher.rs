@@ -121,6 +121,24 @@ fn wrong_configurations_are_named_with_their_file() {
 }
 
 #[test]
+fn reordering_in_shared_memory_is_said_to_do_nothing() {
+    let file = scratch("launcher").join("reorder.toml");
+    for (toml, said) in [
+        (
+            "reorder = 0.1\npath = \"shm\"\n",
+            "softnic: reorder does nothing on path shm: shared memory keeps its order; take path wire\n",
+        ),
+        ("reorder = 0.0\npath = \"shm\"\n", ""),
+        ("reorder = 0.1\npath = \"auto\"\n", ""),
+    ] {
+        fs::write(&file, toml).unwrap();
+        let output = softnic(&["run", "--config", file.to_str().unwrap(), "--", "true"]);
+        assert!(output.status.success(), "{toml}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), said, "{toml}");
+    }
+}
+
+#[test]
 fn programs_that_cannot_be_started_are_named() {
     refused("no such program", &softnic(&["run", "--", "no-such-program-here"]), &["no-such-program-here"]);
     refused("no such path", &softnic(&["run", "--", "/nonexistent/program"]), &["/nonexistent/program"]);

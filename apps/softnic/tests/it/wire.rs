@@ -101,12 +101,12 @@ fn a_port_has_the_mtu_that_its_interface_has_room_for() {
 }
 
 /// Interfaces' MTU and seeds; the first alone, or all when the whole matrix was asked for.
-const BAD_WEATHERS: [(u32, u64); 3] = [(4500, 42), (1500, 1), (9000, 2)];
+const IMPAIRMENTS: [(u32, u64); 3] = [(4500, 42), (1500, 1), (9000, 2)];
 
 #[test]
 fn reliable_programs_survive_losses_and_overtaking() {
     measure::need!(find("ib_write_bw"), "perftest");
-    for (mtu, seed) in &BAD_WEATHERS[..if full() { BAD_WEATHERS.len() } else { 1 }] {
+    for (mtu, seed) in &IMPAIRMENTS[..if full() { IMPAIRMENTS.len() } else { 1 }] {
         let config = format!("loss = 0.01\nreorder = 0.01\nseed = {seed}\n");
         let fabric = measure::need!(hosts(*mtu, &[]), "network namespaces").with_config(&config);
         let mut sums = [0; 3];

@@ -32,15 +32,15 @@ struct Trace {
 
 struct Run {
     trace: Trace,
-    lost: usize,
+    lost: u64,
     retransmissions: u64,
     errors: usize,
 }
 
 /// The traffic of a seed, with losses drawn by another.
 fn run(seed: u64, loss: f64, loss_seed: u64) -> Run {
-    let wire = Wire::new(loss, loss_seed);
-    let mut sides = [0, 1].map(|side| Side::new(side, &wire));
+    let wire = Wire::new();
+    let mut sides = [0, 1].map(|side| Side::new(side, &wire, (loss, loss_seed)));
     let [a, b] = &mut sides;
     a.connect(b);
     b.connect(a);
@@ -73,9 +73,13 @@ fn run(seed: u64, loss: f64, loss_seed: u64) -> Run {
     }
     let memory = [0, 1].map(|at: usize| hash_of(sides[at].memory.load(sides[at].region, REGION)));
     let retransmissions = sides.iter().map(|side| side.nic.counters().retransmissions).sum();
-    let wire = wire.borrow();
-    let trace = Trace { packets: wire.hashes.clone(), completions, memory };
-    Run { trace, lost: wire.lost, retransmissions, errors }
+    let lost = |side: &Side| {
+        let counters = side.nic.counters();
+        counters.injected_lost_requests + counters.injected_lost_replies
+    };
+    let lost = sides.iter().map(lost).sum();
+    let trace = Trace { packets: wire.borrow().hashes.clone(), completions, memory };
+    Run { trace, lost, retransmissions, errors }
 }
 
 /// Posts a message of any kind from one side to the other.

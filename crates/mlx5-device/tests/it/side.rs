@@ -49,14 +49,16 @@ pub struct Side {
 }
 
 impl Side {
-    /// Opens a device at one end of a wire, and makes what a program makes.
-    pub fn new(side: usize, wire: &Rc<RefCell<Wire>>) -> Side {
+    /// Opens a device that loses packets at one end of a wire, and makes what a program makes.
+    pub fn new(side: usize, wire: &Rc<RefCell<Wire>>, (loss, seed): (f64, u64)) -> Side {
         let memory = Arena::new(4 << 20);
         let mut space = Allocator::new();
         let config = NicConfig {
             link_layer: LinkLayer::Roce,
             path: LinkPath::Wire,
             mtu: 1024,
+            loss,
+            seed,
             ipv4: [10, 0, 0, 1 + side as u8].into(),
             ..NicConfig::default()
         };

@@ -1,4 +1,4 @@
-//! A wire between two devices: packets with a latency, some of them lost by a seed, each of them noted by its hash.
+//! A wire between two devices: packets with a latency, each of them noted by its hash. What is lost the devices' impairment loses.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,7 +10,6 @@ use mlx5_device::carrier::{
     Addressing, Carrier, Disposition, Icrc, Inbound, PathAddress, Payload, Position, Sent, Unsent,
 };
 use mlx5_device::memory::{Fault, Memory, Order, Segment};
-use mlx5_device::random;
 use roce::wire::icrc::ICRC_BYTES;
 use roce::{Fragment, Now, Packet};
 
@@ -21,13 +20,10 @@ const LATENCY_NS: u64 = 2_000;
 
 /// Both directions of the wire, and all that went over it.
 pub struct Wire {
-    loss: f64,
-    random: u64,
     now: Now,
     /// Packets under way to each end.
     to: [VecDeque<InFlight>; 2],
-    pub lost: usize,
-    /// Of every packet, lost or not, its time, sender and bytes.
+    /// Of every packet that leaves a device its time, sender and bytes.
     pub hashes: Vec<u64>,
 }
 
@@ -40,9 +36,9 @@ struct InFlight {
 }
 
 impl Wire {
-    pub fn new(loss: f64, seed: u64) -> Rc<RefCell<Wire>> {
+    pub fn new() -> Rc<RefCell<Wire>> {
         let to = [VecDeque::new(), VecDeque::new()];
-        Rc::new(RefCell::new(Wire { loss, random: seed, now: Now(0), to, lost: 0, hashes: Vec::new() }))
+        Rc::new(RefCell::new(Wire { now: Now(0), to, hashes: Vec::new() }))
     }
 }
 
@@ -145,10 +141,6 @@ impl Carrier for End {
         let now = wire.now;
         wire.hashes.push(hash_of((now.0, self.side, &headers, &payload)));
         let len = headers.len() + payload.len().next_multiple_of(4) + ICRC_BYTES;
-        if random::chance(&mut wire.random) < wire.loss {
-            wire.lost += 1;
-            return Ok(len);
-        }
         // The offset is not in a packet's bytes.
         let packet = Packet { payload: Fragment { offset: 0, ..packet.payload }, ..*packet };
         let in_flight = InFlight { due: now.after(LATENCY_NS), from, at: to, packet, payload };

@@ -128,17 +128,8 @@ fn dialogue(packets: &[Packet]) -> String {
 }
 
 #[test]
-fn sequences_and_lengths_are_answered_as_the_rules_say() {
-    let wrong_key = Content::Write {
-        position: First,
-        reth: Reth { va: 0, rkey: 100, dma_bytes: 1500 },
-        trailer: Trailer::None,
-    };
-    let invalidating_write =
-        Content::Write { position: Last, reth: Reth::default(), trailer: Trailer::Invalidate([0; 4]) };
-    let (full, half) = (MTU, MTU / 2);
-    let begun = |rest: Packet| vec![send(7, First, full), rest];
-    let writing = |total, rest: Packet| vec![write(7, First, full, total), rest];
+fn psns_and_duplicates_are_answered_as_the_rules_say() {
+    let full = MTU;
     for (name, packets, replies) in [
         ("in order", vec![send(7, First, full), send(8, Middle, full), send(9, Last, 1)], "ack9"),
         ("only", vec![send(7, Only, 0), send(8, Only, full)], "ack7 ack8"),
@@ -171,7 +162,20 @@ fn sequences_and_lengths_are_answered_as_the_rules_say() {
         ),
         ("duplicate in a gap", vec![send(7, Only, 1), send(9, Only, 1), send(7, Only, 1)], "ack7 seq8 ack7"),
         ("atomic again", vec![add(7), send(8, Only, 1), add(7)], "atomic7=5 ack8 atomic7=5"),
-        // Sequences of opcodes.
+    ] {
+        assert_eq!(dialogue(&packets), replies, "{name}");
+    }
+}
+
+#[test]
+fn opcodes_and_lengths_are_answered_as_the_rules_say() {
+    let invalidating_write =
+        Content::Write { position: Last, reth: Reth::default(), trailer: Trailer::Invalidate([0; 4]) };
+    let (full, half) = (MTU, MTU / 2);
+    let begun = |rest: Packet| vec![send(7, First, full), rest];
+    let writing = |total, rest: Packet| vec![write(7, First, full, total), rest];
+    for (name, packets, replies) in [
+        // Sequences.
         ("middle of nothing", vec![send(7, Middle, full)], "inv7"),
         ("last of nothing", vec![write(7, Last, 1, 1)], "inv7"),
         ("first in a message", begun(send(8, First, full)), "inv8"),
@@ -198,6 +202,20 @@ fn sequences_and_lengths_are_answered_as_the_rules_say() {
         ("only longer than its RETH", vec![write(7, Only, 9, 8)], "inv7"),
         ("only shorter than its RETH", vec![write(7, Only, 8, 9)], "inv7"),
         ("WRITE of more than 2^31", vec![write(7, First, full, (1 << 31) + 1)], "inv7"),
+    ] {
+        assert_eq!(dialogue(&packets), replies, "{name}");
+    }
+}
+
+#[test]
+fn keys_and_reads_are_answered_as_the_rules_say() {
+    let wrong_key = Content::Write {
+        position: First,
+        reth: Reth { va: 0, rkey: 100, dma_bytes: 1500 },
+        trailer: Trailer::None,
+    };
+    let full = MTU;
+    for (name, packets, replies) in [
         // Keys; nothing is answered after a fatal NAK.
         ("wrong key", vec![packet(7, wrong_key, full), write(8, Last, 1, 0), read(7, 0, 8)], "acc7"),
         (

@@ -97,7 +97,7 @@ impl LocalManager {
         LocalManager { cm, route, id: None, events: Vec::new() }
     }
 
-    fn hear(&mut self, number: usize, mad: &[u8]) {
+    fn receive(&mut self, number: usize, mad: &[u8]) {
         self.cm
             .handle_mad(Now(0), self.route, mad)
             .unwrap_or_else(|drop| panic!("packet {number}: {drop:?}"));
@@ -177,7 +177,7 @@ fn replay(conversation: &[CapturedMad], client: bool) -> Vec<Event> {
             assert_eq!(said[..], expected[..], "packet {number} as ours");
         } else {
             let own = ours.id.map_or(0, |id| id.0);
-            ours.hear(number, &seen.with(&[(theirs, own)], transaction));
+            ours.receive(number, &seen.with(&[(theirs, own)], transaction));
         }
     }
     ours.events

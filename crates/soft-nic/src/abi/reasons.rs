@@ -48,6 +48,29 @@ pub struct Failure {
     pub text: String,
 }
 
+/// What would help after a refusal; `EINVAL` has as many causes as there are checks: by a word of its sentence.
+fn help(error: &CommandError) -> &'static str {
+    const OF_EINVAL: [(&str, &str); 5] = [
+        ("does not exist", "name what this open has made, and has not destroyed"),
+        (" at most", "`ibv_devinfo -v` says what this NIC takes"),
+        (" is above ", "`ibv_devinfo -v` says what this NIC takes"),
+        (" is not in ", "take a value of that range"),
+        (" needs ", "add what is missing"),
+    ];
+    match error.errno {
+        libc::EBUSY => "destroy its users first",
+        libc::EFAULT => "map the memory first, writable where the NIC writes",
+        libc::ENOMEM => "destroy some, or use more processes",
+        libc::ENODEV => "`ibv_devices` has this NIC's devices, `softnic ctl list` their addresses",
+        libc::EINVAL => OF_EINVAL
+            .iter()
+            .find(|(word, _)| error.reason.contains(word))
+            .map_or("compare it with the verb's manual page, and see `SOFTNIC_LOG=1`", |(_, help)| help),
+        libc::EOPNOTSUPP | libc::EPROTONOSUPPORT => "do without: docs/soft-nic.md says what this NIC lacks",
+        _ => "`SOFTNIC_LOG=1` shows the command",
+    }
+}
+
 /// The reasons of a process; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Reasons(Arc<Mutex<Kept>>);
@@ -96,16 +119,7 @@ impl Reasons {
     }
 
     pub fn note_refused(&self, command: &str, error: &CommandError) {
-        let help = match error.errno {
-            libc::EBUSY => "; destroy its users first",
-            libc::EFAULT => "; map the memory first, writable where the NIC writes",
-            libc::ENOMEM => "; destroy some, or use more processes",
-            libc::EOPNOTSUPP | libc::EPROTONOSUPPORT => {
-                "; do without: docs/soft-nic.md says what this NIC lacks"
-            }
-            _ => "",
-        };
-        self.note_now(About::Command, COMMAND, format!("{command}: {error}{help}"));
+        self.note_now(About::Command, COMMAND, format!("{command}: {error}; {}", help(error)));
     }
 
     /// Counts a refusal under its name: how often stands in the process's line of counters. The first is a line on stderr.
@@ -146,6 +160,32 @@ impl Reasons {
 mod tests {
     use super::*;
     use crate::control::MAX_ANSWER_BYTES;
+
+    #[test]
+    fn a_refused_command_says_what_would_help() {
+        for (errno, reason, help) in [
+            (libc::EBUSY, "PD 7 is used", "destroy its users first"),
+            (libc::EFAULT, "0x1000", "map the memory first"),
+            (libc::ENOMEM, "full", "use more processes"),
+            (libc::ENODEV, "no port has the address 10.0.0.1", "`softnic ctl list`"),
+            (libc::EINVAL, "PD 7 does not exist", "has not destroyed"),
+            (libc::EINVAL, "max_send_wr 9 is above the limit of 8", "`ibv_devinfo -v`"),
+            (libc::EINVAL, "SRQ limit 9: 8 at most", "`ibv_devinfo -v`"),
+            (libc::EINVAL, "rq_wqe_shift 3 is not in 4..=9", "a value of that range"),
+            (libc::EINVAL, "moving from Init to Rtr needs PATH_MTU too", "add what is missing"),
+            (libc::EINVAL, "CONNECT without parameters", "manual page"),
+            (libc::EOPNOTSUPP, "DEVX", "docs/soft-nic.md"),
+            (libc::EPROTONOSUPPORT, "MR.ADVISE_MR", "docs/soft-nic.md"),
+            (libc::EIO, "the NIC has stopped", "`SOFTNIC_LOG=1`"),
+        ] {
+            let reasons = Reasons::default();
+            reasons.note_refused("VERB", &CommandError { errno, reason: reason.into() });
+            let said = reasons.failures().remove(0).text;
+            let (what, then) = said.rsplit_once("; ").expect("what would help");
+            assert_eq!(what, format!("command refused: VERB: {reason} (errno {errno})"));
+            assert!(then.contains(help), "{said}");
+        }
+    }
 
     #[test]
     fn the_last_hundred_are_kept_in_short_lines_and_the_same_once() {

@@ -72,7 +72,7 @@ impl Process {
         let shared = Arc::new(Shared::new(ControlServer::new(server.clone(), manager)));
         if let Some(epoll) = epoll {
             let (waker, shared) = (waker.clone(), shared.clone());
-            spawn(NIC_THREAD, move || shared.hear(&epoll, &waker))?;
+            spawn(NIC_THREAD, move || shared.watch_ports(&epoll, &waker))?;
         }
         let of_thread = shared.clone();
         let thread = spawn(NIC_THREAD, move || of_thread.run(publish));

@@ -123,7 +123,7 @@ impl Shared {
     }
 
     /// The thread that waits for packets while the NIC's thread sleeps, and wakes it.
-    pub fn hear(&self, epoll: &OneShotEpoll, waker: &Fabric) {
+    pub fn watch_ports(&self, epoll: &OneShotEpoll, waker: &Fabric) {
         while self.goes_on() {
             match epoll.wait(PACKET_WAIT) {
                 Ok(true) => waker.rouse(),

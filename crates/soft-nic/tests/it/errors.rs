@@ -11,7 +11,8 @@ use roce::ServiceType;
 use soft_nic::dma::Host;
 use soft_nic::testing::{Data, Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
-use crate::operations::{ALL, on_the_wire, vector};
+use crate::datagrams::vector;
+use crate::operations::{ALL, on_the_wire};
 use crate::reasons::reason_of;
 
 type Patch = fn(&mut Vec<u8>);

@@ -4,15 +4,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use mlx5_device::Span;
 use mlx5_device::command::ModifyQp;
-use mlx5_layout::send_wqe::{AddressVector, DataPointer};
+use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::{AttrMask, QpState};
 use soft_nic::config::{CopyThreads, LinkLayer, LinkPath};
 use soft_nic::dma::copiers;
-use soft_nic::testing::{CqShape, Driver, QpId, QpShape, Region, Setup, WorkRequest};
+use soft_nic::testing::{CqShape, Driver, QpShape, Region, Setup, WorkRequest};
 
 pub const ALL: u32 = 0xf;
 const SCATTER_CQE: u32 = 1 << 1;
@@ -22,7 +21,7 @@ const UAR_PAGE: u32 = 1 << 10;
 const LENGTHS: [u32; 9] = [0, 1, 8, 33, 1000, 1025, 4096, 4097, 100_000];
 
 /// A SEND or WRITE of `len` bytes; no segment when there are none, as libmlx5 does.
-fn gather(request: WorkRequest, from: &Region, len: u32) -> WorkRequest {
+pub fn gather(request: WorkRequest, from: &Region, len: u32) -> WorkRequest {
     if len == 0 { request } else { request.pointer(from, 0, len) }
 }
 
@@ -39,7 +38,7 @@ pub fn on_the_wire(name: &str) -> Setup<soft_nic::dma::Host> {
     })
 }
 
-fn opcode_of(cqe: Option<mlx5_layout::Cqe<Vec<u8>>>) -> Option<(CqeOpcode, u32)> {
+pub fn opcode_of(cqe: Option<mlx5_layout::Cqe<Vec<u8>>>) -> Option<(CqeOpcode, u32)> {
     cqe.map(|cqe| (cqe.opcode().expect("a known opcode"), cqe.byte_count()))
 }
 
@@ -373,87 +372,6 @@ fn regions_may_have_addresses_of_their_own() {
     assert_eq!(block.bytes(4090, 100), bytes);
 }
 
-pub fn vector(driver: &Driver<soft_nic::dma::Host>, to: QpId, qkey: u32) -> AddressVector {
-    let address = driver.address();
-    let roce = driver.nic.ports()[0].link_layer == LinkLayer::Roce;
-    AddressVector {
-        qkey,
-        destination_qpn: driver.qp(to).qpn,
-        extended: true,
-        rate_service_level: if roce { 3 << 1 } else { 3 },
-        lid_or_udp_port: if roce { 0xc000 } else { address.dlid },
-        hop_limit: address.hop_limit,
-        source_gid_index: address.sgid_index,
-        gid: address.dgid.unwrap_or_default(),
-        ..AddressVector::default()
-    }
-}
-
-#[test]
-fn datagrams_arrive_behind_forty_bytes_and_name_their_sender() {
-    for (layer, setup) in [
-        (LinkLayer::Ib, Setup::new("ud-ib")),
-        (LinkLayer::Roce, Setup::new("ud-roce").with(|c| c.link_layer = LinkLayer::Roce)),
-        (LinkLayer::Roce, on_the_wire("ud-wire")),
-    ] {
-        let mut driver = Driver::new(setup);
-        let (a, b) = driver.pair(QpShape { service: ServiceType::Ud, ..QpShape::default() });
-        let (from, to) = (driver.region(8192, ALL), driver.region(8192, ALL));
-        for len in [0u32, 1, 100, 4096] {
-            let bytes = from.fill(0, len as usize, len as u8);
-            to.fill(0, 8192, 0xee);
-            driver.post_receive(b, &[to.pointer(0, 17), to.pointer(17, 8000)]);
-            let request = gather(WorkRequest::new(SendOpcode::SendImm), &from, len);
-            let datagram = Some(vector(&driver, b, 0x1111_1111));
-            let request = WorkRequest { datagram, immediate: [9, 8, 7, 6], ..request };
-            driver.post(a, &request).settle();
-            let cqe = driver.poll_receive(b).unwrap_or_else(|| panic!("{layer}: {len} bytes did not arrive"));
-            assert_eq!((cqe.opcode(), cqe.byte_count()), (Some(CqeOpcode::ResponderSendImm), len + 40));
-            // On Ethernet: IPv4.
-            let level = if layer == LinkLayer::Roce { 2 } else { 3 };
-            assert_eq!((cqe.source_qpn(), cqe.service_level()), (driver.qp(a).qpn, level));
-            assert_eq!(cqe.immediate(), [9, 8, 7, 6]);
-            assert_eq!(to.block.bytes(40, len as usize), bytes);
-            let roce = layer == LinkLayer::Roce;
-            assert_eq!((cqe.has_grh(), cqe.source_lid()), (roce, if roce { 0 } else { 1 }));
-            let first = if roce { 0 } else { 0xee };
-            assert_eq!(to.block.bytes(0, 1)[0], first, "without a GRH the bytes stay as they are");
-            assert_eq!(opcode_of(driver.poll_send(a)).map(|c| c.0), Some(CqeOpcode::Requester));
-        }
-    }
-}
-
-#[test]
-fn datagrams_that_nobody_wants_vanish_and_their_senders_do_not_know() {
-    let mut driver = Driver::new(Setup::new("ud-lost"));
-    let (a, b) = driver.pair(QpShape { service: ServiceType::Ud, ..QpShape::default() });
-    let (from, to) = (driver.region(64, ALL), driver.region(4096, ALL));
-    let good = vector(&driver, b, 0x1111_1111);
-    let counter =
-        |driver: &Driver<_>, name: &str| driver.counters().fields().find(|f| f.0 == name).map(|f| f.1);
-    driver.post_receive(b, &[to.pointer(0, 4096)]);
-    for (name, datagram, dropped) in [
-        ("wrong Q_Key", AddressVector { qkey: 1, ..good }, "dropped_qkey"),
-        ("LID of nobody", AddressVector { lid_or_udp_port: 77, ..good }, "lost_unreachable"),
-        (
-            "QPN of nobody",
-            AddressVector { destination_qpn: good.destination_qpn + 9, ..good },
-            "dropped_unknown_qp",
-        ),
-    ] {
-        let before = counter(&driver, dropped);
-        let request = WorkRequest { datagram: Some(datagram), ..WorkRequest::send(&from, 0, 8) };
-        driver.post(a, &request).settle();
-        assert_eq!(opcode_of(driver.poll_send(a)).map(|c| c.0), Some(CqeOpcode::Requester), "{name}");
-        assert_eq!(opcode_of(driver.poll_receive(b)), None, "{name}");
-        assert_eq!(counter(&driver, dropped), before.map(|b| b + 1), "{name}");
-    }
-    // The sender's own Q_Key when the vector's has its top bit set (IBTA).
-    let own = AddressVector { qkey: 1 << 31, ..good };
-    driver.post(a, &WorkRequest { datagram: Some(own), ..WorkRequest::send(&from, 0, 8) }).settle();
-    assert_eq!(opcode_of(driver.poll_receive(b)), Some((CqeOpcode::ResponderSend, 48)));
-}
-
 #[test]
 fn rings_wrap_at_their_end_and_indices_at_16_bits() {
     let mut driver = Driver::new(Setup::new("wrap"));
@@ -599,82 +517,4 @@ fn a_fence_waits_for_the_reads_before_it() {
     }
     assert_eq!((near.block.bytes(0, 8), far.block.bytes(0, 8)), (vec![1; 8], vec![2; 8]));
     assert_eq!(left.counters().messages_sent, 2);
-}
-
-#[test]
-fn a_port_keeps_to_its_rate_both_ways() {
-    for (name, read) in [("rate-write", false), ("rate-read", true)] {
-        let mut driver = Driver::new(Setup::new(name).with(|c| c.rate_gbps = Some(10.0)));
-        let (a, _) = driver.pair(QpShape::default());
-        let (near, far) = (driver.region(1 << 16, ALL), driver.region(1 << 16, ALL));
-        let request = match read {
-            false => WorkRequest::write(&near, 0, 1 << 16, &far, 0),
-            true => WorkRequest::read(&near, 0, 1 << 16, &far, 0),
-        };
-        let mut completed = 0u64;
-        let start = driver.now;
-        while driver.now - start < 20_000_000 {
-            while driver.qp(a).posted.wrapping_sub(completed as u16) < 8 {
-                driver.post(a, &request);
-            }
-            driver.poll();
-            while driver.poll_send(a).is_some() {
-                completed += 1;
-            }
-        }
-        // Packets of 1024 bytes with 26 bytes around them on InfiniBand; a burst of 64 KiB comes on top, and up to 8 are
-        // under way.
-        let payload_gbps = (completed << 16) as f64 * 8.0 / (driver.now - start) as f64;
-        let ideal = 10.0 * 1024.0 / 1050.0;
-        assert!(
-            (ideal * 0.96..ideal * 1.06).contains(&payload_gbps),
-            "{name}: {payload_gbps} Gbit/s of {ideal}"
-        );
-    }
-}
-
-/// Time and copies do not add up: while one message takes its time on the link, the one before is copied and acknowledged.
-/// With figure 4's windows and bursts, and a round trip of half a message's time (copies at twice the rate), the link is full.
-#[test]
-fn a_shaped_link_is_full_while_messages_are_copied_at_twice_its_rate() {
-    const MESSAGES: u64 = 48;
-    for gbps in [10.0, 40.0, 100.0] {
-        for (len, window, burst) in
-            [(1 << 16, 4, 2), (1 << 17, 2, 1), (1 << 18, 2, 1), (1 << 19, 2, 1), (1 << 20, 2, 1)]
-        {
-            // With what packets of 1024 bytes have around them on Ethernet, 82 bytes, and a RETH.
-            let wire_bits = 8.0 * (f64::from(len) + f64::from(len / 1024) * 82.0 + 16.0);
-            let message_ns = wire_bits / gbps;
-            let mut driver = Driver::new(Setup::new(&format!("full-{gbps}-{len}")).with(|c| {
-                c.link_layer = LinkLayer::Roce;
-                c.rate_gbps = Some(gbps);
-                c.delay = Span((message_ns / 4.0) as u64);
-            }));
-            let (a, _) = driver.pair(QpShape::default());
-            let (near, far) = (driver.region(len as usize, ALL), driver.region(len as usize, ALL));
-            let request = WorkRequest::write(&near, 0, len, &far, 0);
-            let (mut posted, mut completed) = (0u64, 0u64);
-            // The burst that a full bucket lets go at first is over after the first messages.
-            let (mut begun, mut ended) = (0, 0);
-            while ended == 0 {
-                while posted - completed + burst <= window {
-                    (0..burst).for_each(|_| _ = driver.post(a, &request));
-                    posted += burst;
-                }
-                driver.poll();
-                while driver.poll_send(a).is_some() {
-                    completed += 1;
-                    match completed {
-                        8 => begun = driver.now,
-                        _ if completed == 8 + MESSAGES => ended = driver.now,
-                        _ => {}
-                    }
-                }
-                let patience = (2 * (8 + MESSAGES)) as f64 * message_ns;
-                assert!((driver.now as f64) < begun as f64 + 1e9 + patience, "{gbps} Gbit/s, {len} bytes");
-            }
-            let share = MESSAGES as f64 * message_ns / (ended - begun) as f64;
-            assert!((0.97..1.02).contains(&share), "{gbps} Gbit/s, {len} bytes: {share:.3} of the link");
-        }
-    }
 }

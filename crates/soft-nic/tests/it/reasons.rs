@@ -4,14 +4,16 @@ use mlx5_device::command::ModifyQp;
 use mlx5_device::counters::name_of;
 use mlx5_device::doorbell::PATIENCE_NS;
 use mlx5_device::faults::{Injection, InjectionKind};
+use mlx5_device::reason::STALLED;
 use mlx5_device::{About, Reason};
 use mlx5_layout::CqeSyndrome;
+use mlx5_layout::doorbell::Doorbell;
 use mlx5_layout::send_wqe::DataPointer;
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, Opening, QpId, QpShape, Setup, WorkRequest};
 
 use crate::errors::syndrome;
-use crate::operations::ALL;
+use crate::operations::{ALL, on_the_wire};
 
 /// The reason of a queue, about this WQE or about itself, of this kind.
 pub fn reason_of(reasons: &[Reason], qpn: u32, wqe: Option<u16>, kind: &str) -> Option<String> {
@@ -128,15 +130,92 @@ fn every_syndrome_of_a_completion_has_a_reason_with_values_and_help() {
     }
 }
 
+/// What a queue's reason of this kind must say.
+fn check(driver: &Driver<Host>, name: &str, qp: QpId, kind: &str, words: &[&str]) {
+    let reasons = driver.sinks.take_reasons();
+    let why = reason_of(&reasons, driver.qp(qp).qpn, None, kind);
+    let why = why.unwrap_or_else(|| panic!("{name}: {reasons:?}"));
+    assert!(words.iter().all(|word| why.contains(word)), "{name}: {words:?} not all in {why}");
+}
+
 #[test]
 fn a_queue_that_does_not_go_on_says_what_its_record_and_register_say() {
-    let mut driver = Driver::new(Setup::new("why-stalled"));
-    let (qp, _) = driver.pair(QpShape::default());
-    let region = driver.region(64, ALL);
-    driver.lay(qp, &WorkRequest::send(&region, 0, 8)).write_record(qp).advance(2 * PATIENCE_NS);
-    let reasons = driver.sinks.take_reasons();
-    let why = reason_of(&reasons, driver.qp(qp).qpn, None, "stalled").expect("a reason");
-    for words in ["no register was written", "record 1, rung up to 0, executed up to 0", "write it after"] {
-        assert!(why.contains(words), "{why}");
+    type Ring = fn(&mut Driver<Host>, QpId);
+    let cases: [(&str, Ring, &[&str]); 4] = [
+        (
+            "missing",
+            |driver, qp| {
+                driver.write_record(qp);
+            },
+            &[
+                "record 1, rung up to 0, executed up to 0",
+                "no register was written; write it after the record",
+            ],
+        ),
+        (
+            "another QP",
+            |driver, qp| {
+                let doorbell = Doorbell { qpn: driver.qp(qp).qpn + 0x100, ds: 1, ..Doorbell::default() };
+                driver.write_record(qp).write_register_with(qp, doorbell.emit());
+            },
+            &["the register write named another QP; write what this QP's WQE begins with"],
+        ),
+        (
+            "record late",
+            |driver, qp| {
+                driver.write_register(qp);
+                driver.poll();
+                driver.write_record(qp);
+            },
+            &["the register was written before the record; fence between the two"],
+        ),
+        (
+            "beyond the ring",
+            |driver, qp| {
+                driver.qp_mut(qp).posted += 0x4000;
+                driver.write_record(qp);
+            },
+            &["record 16385, ", "further ahead than the ring is long; post less at a time"],
+        ),
+    ];
+    for (name, ring, words) in cases {
+        let mut driver = Driver::new(Setup::new("why-stalled"));
+        let (qp, _) = driver.pair(QpShape::default());
+        let region = driver.region(64, ALL);
+        driver.lay(qp, &WorkRequest::send(&region, 0, 8));
+        ring(&mut driver, qp);
+        driver.settle().advance(2 * PATIENCE_NS);
+        check(&driver, name, qp, STALLED, words);
     }
+}
+
+#[test]
+fn records_that_cannot_be_read_and_a_failed_srq_have_reasons() {
+    let mut driver = Driver::new(Setup::new("why-record"));
+    let (qp, _) = driver.pair(QpShape::default());
+    driver.qp(qp).record.protect(0);
+    driver.settle();
+    check(&driver, "record", qp, STALLED, &["its doorbell record at 0x", "cannot be read; keep it mapped"]);
+
+    let mut driver = Driver::new(Setup::new("why-srq"));
+    let srq = driver.create_srq(7, 1);
+    driver.write_shared_record(srq, 12);
+    driver.arm_limit(srq, 3).expect("it is taken");
+    let reasons = driver.sinks.take_reasons();
+    let [reason] = &reasons[..] else { panic!("{reasons:?}") };
+    assert!(matches!(reason.about, About::Srq(_)) && reason.kind == "srq", "{reason:?}");
+    let why = "it and its QPs are in error: its record is further ahead than the ring is long";
+    assert_eq!(reason.why, why);
+}
+
+#[test]
+fn a_peer_without_a_route_has_a_reason_that_names_a_gid_that_has_one() {
+    let mut driver = Driver::new(on_the_wire("why-route"));
+    let qp = driver.create_qp(QpShape::default());
+    let mut attributes = driver.attributes(driver.qp(qp).qpn + 1);
+    // RoCE v1, which has no IP address.
+    attributes.address.sgid_index = 0;
+    attributes.address.dgid = Some(driver.nic.ports()[0].gids[0].gid);
+    driver.bring_up(qp, &attributes);
+    check(&driver, "route", qp, "no-route", &["nothing reaches fe80::", "Use a GID such as index "]);
 }

@@ -3,6 +3,7 @@
 use mlx5_device::command::{RegMr, event_type};
 use mlx5_device::commands::*;
 use mlx5_device::{Counters, rereg_change};
+use mlx5_layout::CqeSyndrome::{LocalQpOperation, MwBind};
 use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::umr::{change, flag, right};
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
@@ -174,116 +175,132 @@ fn a_windows_key_is_no_local_key() {
     assert_eq!(s.done(s.b, &send), Some(CqeSyndrome::LocalProtection));
 }
 
+/// A window of this type, and the bind of it that must fail so.
+type BadBind = (&'static str, u8, fn(&mut Scene, &Window) -> WorkRequest, CqeSyndrome);
+
+fn umr(request: WorkRequest, change: impl FnOnce(&mut mlx5_layout::umr::Umr)) -> WorkRequest {
+    let mut umr = request.umr.expect("a bind");
+    change(&mut umr);
+    WorkRequest { umr: Some(umr), ..request }
+}
+
+fn good(s: &Scene, window: &Window) -> WorkRequest {
+    s.driver.bind(s.b, window, 5, &s.opening(64, 128, EVERY))
+}
+
+/// Regions that do not carry the window.
+const BAD_REGIONS: &[BadBind] = &[
+    (
+        "a region without the right to bind",
+        2,
+        |s, w| {
+            let region = s.driver.region(4096, 1);
+            s.driver.bind(s.b, w, 5, &Opening { region: &region, ..s.opening(64, 128, READ) })
+        },
+        MwBind,
+    ),
+    (
+        "WRITEs into a region that may not be written",
+        2,
+        |s, w| {
+            let region = s.driver.region(4096, 1 << 4);
+            s.driver.bind(s.b, w, 5, &Opening { region: &region, ..s.opening(64, 128, WRITE) })
+        },
+        MwBind,
+    ),
+    (
+        "atomics on such a region",
+        1,
+        |s, w| {
+            let region = s.driver.region(4096, 1 << 4);
+            s.driver.bind(s.b, w, 5, &Opening { region: &region, ..s.opening(64, 128, right::ATOMIC) })
+        },
+        MwBind,
+    ),
+    ("a byte past the region", 2, |s, w| s.driver.bind(s.b, w, 5, &s.opening(64, 4033, READ)), MwBind),
+    (
+        "a byte before it",
+        2,
+        |s, w| umr(good(s, w), |u| u.klm.as_mut().expect("a piece").address -= 65),
+        MwBind,
+    ),
+    (
+        "a piece shorter than the window",
+        2,
+        |s, w| umr(good(s, w), |u| u.klm.as_mut().expect("a piece").byte_count = 127),
+        MwBind,
+    ),
+    ("addresses that wrap", 2, |s, w| umr(good(s, w), |u| u.context.start = u64::MAX - 100), MwBind),
+    ("no length", 2, |s, w| umr(good(s, w), |u| u.context.len = 0), MwBind),
+    ("no region", 2, |s, w| umr(good(s, w), |u| u.klm.as_mut().expect("a piece").mkey ^= 1), MwBind),
+    (
+        "a window in place of the region",
+        1,
+        |s, w| {
+            let other = s.driver.window(1);
+            umr(good(s, w), |u| u.klm.as_mut().expect("a piece").mkey = other.rkey)
+        },
+        MwBind,
+    ),
+];
+
+const BAD_WINDOWS: &[BadBind] = &[
+    ("no window", 2, |s, w| WorkRequest { immediate: [0xff; 4], ..good(s, w) }, MwBind),
+    (
+        "a region in place of the window",
+        2,
+        |s, w| WorkRequest { immediate: s.theirs.rkey.to_be_bytes(), ..good(s, w) },
+        MwBind,
+    ),
+    ("a window of the other type", 2, |s, w| good(s, &Window { kind: 1, ..*w }), MwBind),
+    ("and the other way round", 1, |s, w| good(s, &Window { kind: 2, ..*w }), MwBind),
+    (
+        "another domain's window",
+        1,
+        |s, _| {
+            let own = s.driver.pd;
+            s.driver.pd = s.driver.nic.alloc_pd(s.driver.context).expect("a PD").handle;
+            let window = s.driver.window(1);
+            s.driver.pd = own;
+            good(s, &window)
+        },
+        MwBind,
+    ),
+    (
+        "another domain's region",
+        1,
+        |s, w| {
+            let own = s.driver.pd;
+            s.driver.pd = s.driver.nic.alloc_pd(s.driver.context).expect("a PD").handle;
+            let region = s.driver.region(4096, BINDABLE);
+            s.driver.pd = own;
+            s.driver.bind(s.b, w, 5, &Opening { region: &region, ..s.opening(64, 128, READ) })
+        },
+        MwBind,
+    ),
+];
+
+const MALFORMED: &[BadBind] = &[
+    ("for another queue", 2, |s, w| umr(good(s, w), |u| u.context.qpn ^= 1), LocalQpOperation),
+    (
+        "a list that is elsewhere",
+        2,
+        |s, w| umr(good(s, w), |u| u.control.flags ^= flag::INLINE),
+        LocalQpOperation,
+    ),
+    ("a list of five pieces", 2, |s, w| umr(good(s, w), |u| u.control.octowords = 8), LocalQpOperation),
+    (
+        "a field that no bind changes",
+        2,
+        |s, w| umr(good(s, w), |u| u.control.mask |= 1 << 12),
+        LocalQpOperation,
+    ),
+    ("half a bind", 2, |s, w| umr(good(s, w), |u| u.control.mask ^= change::LEN), LocalQpOperation),
+];
+
 #[test]
 fn a_bind_that_may_not_be_fails_and_opens_nothing() {
-    type Change = fn(&mut Scene, &Window) -> WorkRequest;
-    use CqeSyndrome::{LocalQpOperation, MwBind};
-    fn umr(request: WorkRequest, change: impl FnOnce(&mut mlx5_layout::umr::Umr)) -> WorkRequest {
-        let mut umr = request.umr.expect("a bind");
-        change(&mut umr);
-        WorkRequest { umr: Some(umr), ..request }
-    }
-    fn good(s: &Scene, window: &Window) -> WorkRequest {
-        s.driver.bind(s.b, window, 5, &s.opening(64, 128, EVERY))
-    }
-    let cases: [(&str, u8, Change, CqeSyndrome); 21] = [
-        (
-            "a region without the right to bind",
-            2,
-            |s, w| {
-                let region = s.driver.region(4096, 1);
-                s.driver.bind(s.b, w, 5, &Opening { region: &region, ..s.opening(64, 128, READ) })
-            },
-            MwBind,
-        ),
-        (
-            "WRITEs into a region that may not be written",
-            2,
-            |s, w| {
-                let region = s.driver.region(4096, 1 << 4);
-                s.driver.bind(s.b, w, 5, &Opening { region: &region, ..s.opening(64, 128, WRITE) })
-            },
-            MwBind,
-        ),
-        (
-            "atomics on such a region",
-            1,
-            |s, w| {
-                let region = s.driver.region(4096, 1 << 4);
-                s.driver.bind(s.b, w, 5, &Opening { region: &region, ..s.opening(64, 128, right::ATOMIC) })
-            },
-            MwBind,
-        ),
-        ("a byte past the region", 2, |s, w| s.driver.bind(s.b, w, 5, &s.opening(64, 4033, READ)), MwBind),
-        ("a byte before it", 2, |s, w| umr(good(s, w), |u| u.klm.as_mut().unwrap().address -= 65), MwBind),
-        (
-            "a piece shorter than the window",
-            2,
-            |s, w| umr(good(s, w), |u| u.klm.as_mut().unwrap().byte_count = 127),
-            MwBind,
-        ),
-        ("addresses that wrap", 2, |s, w| umr(good(s, w), |u| u.context.start = u64::MAX - 100), MwBind),
-        ("no length", 2, |s, w| umr(good(s, w), |u| u.context.len = 0), MwBind),
-        ("no region", 2, |s, w| umr(good(s, w), |u| u.klm.as_mut().unwrap().mkey ^= 1), MwBind),
-        (
-            "a window in place of the region",
-            1,
-            |s, w| {
-                let other = s.driver.window(1);
-                umr(good(s, w), |u| u.klm.as_mut().unwrap().mkey = other.rkey)
-            },
-            MwBind,
-        ),
-        ("no window", 2, |s, w| WorkRequest { immediate: [0xff; 4], ..good(s, w) }, MwBind),
-        (
-            "a region in place of the window",
-            2,
-            |s, w| WorkRequest { immediate: s.theirs.rkey.to_be_bytes(), ..good(s, w) },
-            MwBind,
-        ),
-        ("a window of the other type", 2, |s, w| good(s, &Window { kind: 1, ..*w }), MwBind),
-        ("and the other way round", 1, |s, w| good(s, &Window { kind: 2, ..*w }), MwBind),
-        (
-            "another domain's window",
-            1,
-            |s, _| {
-                let own = s.driver.pd;
-                s.driver.pd = s.driver.nic.alloc_pd(s.driver.context).expect("a PD").handle;
-                let window = s.driver.window(1);
-                s.driver.pd = own;
-                good(s, &window)
-            },
-            MwBind,
-        ),
-        (
-            "another domain's region",
-            1,
-            |s, w| {
-                let own = s.driver.pd;
-                s.driver.pd = s.driver.nic.alloc_pd(s.driver.context).expect("a PD").handle;
-                let region = s.driver.region(4096, BINDABLE);
-                s.driver.pd = own;
-                s.driver.bind(s.b, w, 5, &Opening { region: &region, ..s.opening(64, 128, READ) })
-            },
-            MwBind,
-        ),
-        ("for another queue", 2, |s, w| umr(good(s, w), |u| u.context.qpn ^= 1), LocalQpOperation),
-        (
-            "a list that is elsewhere",
-            2,
-            |s, w| umr(good(s, w), |u| u.control.flags ^= flag::INLINE),
-            LocalQpOperation,
-        ),
-        ("a list of five pieces", 2, |s, w| umr(good(s, w), |u| u.control.octowords = 8), LocalQpOperation),
-        (
-            "a field that no bind changes",
-            2,
-            |s, w| umr(good(s, w), |u| u.control.mask |= 1 << 12),
-            LocalQpOperation,
-        ),
-        ("half a bind", 2, |s, w| umr(good(s, w), |u| u.control.mask ^= change::LEN), LocalQpOperation),
-    ];
-    for (name, kind, make, wanted) in cases {
+    for (name, kind, make, wanted) in [BAD_REGIONS, BAD_WINDOWS, MALFORMED].concat() {
         let mut s = Scene::new("bad-bind");
         let window = s.driver.window(kind);
         let bad = make(&mut s, &window);

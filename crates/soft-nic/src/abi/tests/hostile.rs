@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use mlx5_device::memory::{Fault, Memory};
 
-use super::commands::{cq_call, qp_call, srq_call};
+use super::queues::{cq_call, qp_call, srq_call};
 use super::{Bench, Call, get_context};
 use crate::config::Config;
 

@@ -4,6 +4,7 @@ mod commands;
 mod decode;
 mod dma_bufs;
 mod hostile;
+mod queues;
 mod recorder;
 
 use mlx5_device::command::CommandError;

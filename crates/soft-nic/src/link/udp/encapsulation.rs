@@ -61,8 +61,8 @@ impl Wire {
         };
         let ports = addresses.iter().copied().map(open).collect::<Result<Vec<_>, _>>()?;
         let epoll = Arc::new(OneShotEpoll::new().map_err(LinkError::OneShotEpoll)?);
-        let hear = |port: &SharedPort| port.descriptors().try_for_each(|fd| epoll.add(fd));
-        ports.iter().try_for_each(hear).map_err(LinkError::OneShotEpoll)?;
+        let watch = |port: &SharedPort| port.descriptors().try_for_each(|fd| epoll.add(fd));
+        ports.iter().try_for_each(watch).map_err(LinkError::OneShotEpoll)?;
         let counters = WireCounters::default();
         let kept = VecDeque::new();
         Ok(Wire { ports, epoll, refused_by_epoll: false, counters, kept, capture: None, holds: false })

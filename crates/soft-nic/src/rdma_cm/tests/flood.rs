@@ -152,7 +152,7 @@ impl Victim {
     }
 
     /// The program notes the requests.
-    fn hear(&mut self, waiting: &mut Vec<ConnectionId>) {
+    fn take_requests(&mut self, waiting: &mut Vec<ConnectionId>) {
         while let Some(event) = self.cm.poll_event() {
             if let Event { id, cause: Cause::Received(Message::Req(_), _), .. } = event {
                 waiting.push(id);
@@ -201,7 +201,7 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
             victim.turn(if number % 64 == 63 { 8 } else { 1 });
             assert!(victim.cm.connections() <= MAX_CONNECTIONS, "{} connections", victim.cm.connections());
         }
-        victim.hear(&mut waiting);
+        victim.take_requests(&mut waiting);
         if number % 512 == 511 {
             victim.turn_away(&mut waiting);
         }
@@ -237,7 +237,7 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
     assert!([cm.no_connection, cm.out_of_state, cm.full].iter().all(|count| *count >= 10), "{cm:?}");
 
     // The flood's requests are refused, what is left of them times out, and an honest client is served.
-    victim.hear(&mut waiting);
+    victim.take_requests(&mut waiting);
     victim.turn_away(&mut waiting);
     while let Some(due) = victim.cm.poll_timeout() {
         victim.now = victim.now.max(due);
@@ -246,6 +246,11 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
     }
     assert_eq!(victim.cm.connections(), 0);
     while victim.cm.poll_event().is_some() {}
+    connect(&mut flooder, &mut victim);
+}
+
+/// An honest client, through the flooder's socket.
+fn connect(flooder: &mut Flooder, victim: &mut Victim) {
     let mut client = Cm::new(CmConfig { slot: 99, seed: 3, max_connections: 1 });
     let Message::Req(req) = flooder.request(0, SERVICE) else { unreachable!() };
     let asking = client.connect(Now(5), &req, b"hello").unwrap();

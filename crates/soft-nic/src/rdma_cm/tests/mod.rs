@@ -88,7 +88,7 @@ impl MadPort for Port {
 
 /// An event as a program reads it.
 #[derive(Debug, Clone)]
-pub struct Told {
+pub struct ReportedEvent {
     pub uid: u64,
     pub id: u32,
     pub kind: u32,
@@ -96,7 +96,7 @@ pub struct Told {
     pub param: Vec<u8>,
 }
 
-impl Told {
+impl ReportedEvent {
     pub fn fields(&self) -> Reader<'_> {
         Reader(&self.param)
     }
@@ -326,7 +326,7 @@ impl Program {
     }
 
     /// The next event, if the pipe says that there is one.
-    pub fn event(&mut self) -> Option<Told> {
+    pub fn event(&mut self) -> Option<ReportedEvent> {
         self.ids.turn(self.now);
         if !is_readable(&self.pipe) {
             return None;
@@ -335,7 +335,7 @@ impl Program {
         use ucm_event_resp as at;
         let bytes: [u8; at::SIZE] = self.ask(12, 0, &[0; 8]).unwrap();
         let fields = Reader(&bytes);
-        Some(Told {
+        Some(ReportedEvent {
             uid: fields.u64(at::uid),
             id: fields.u32(at::id),
             kind: fields.u32(at::event),
@@ -345,7 +345,7 @@ impl Program {
     }
 
     /// The next event, which must be of this kind.
-    pub fn expect(&mut self, kind: u32) -> Told {
+    pub fn expect(&mut self, kind: u32) -> ReportedEvent {
         let told = self.event().unwrap_or_else(|| panic!("no event, {kind} was due"));
         assert_eq!(told.kind, kind, "{told:?}");
         told

@@ -9,7 +9,6 @@ use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload};
 use mlx5_device::command::ModifyQp;
 use mlx5_device::commands::*;
 use mlx5_layout::send_wqe::AddressVector;
-use mlx5_layout::{Cqe, CqeOpcode};
 use roce::packet::{Aeth, Deth, Syndrome};
 use roce::{Content, Fragment, NakCode, Packet, Position, ServiceType};
 use soft_nic::link::{Link, LinkConfig};
@@ -22,6 +21,8 @@ use super::mutants::{AREA, Effect, benign, receive, spoil};
 use super::rng::Rng;
 use super::walled::{Walled, Walls};
 use crate::operations::ALL;
+
+mod outcome;
 
 /// Names of the mutants, for the table.
 pub const KINDS: [&str; 11] = [
@@ -76,6 +77,42 @@ struct Pair {
     windows: [Window; 2],
 }
 
+impl Pair {
+    fn new(driver: &mut Driver<Walled>, rng: &mut Rng, role: Role, service: ServiceType) -> Pair {
+        let scatter = role == Role::Scatter;
+        let cqe_size = if scatter { 128 } else { 64 };
+        let srq = (role == Role::Shared).then(|| driver.create_srq(SHARED_RECEIVES, 4));
+        let mut queue = |srq: Option<SrqId>| {
+            let cq = |driver: &mut Driver<Walled>| {
+                driver.create_cq(CqShape { entries: 64, cqe_size, ..CqShape::default() })
+            };
+            let (send_cq, recv_cq) = (Some(cq(driver)), Some(cq(driver)));
+            let mlx5_flags = 1 << 10 | if scatter { 1 << 1 } else { 0 };
+            let shape = QpShape {
+                service,
+                sq_blocks: 32,
+                rq_entries: 16,
+                srq,
+                send_cq,
+                recv_cq,
+                mlx5_flags,
+                ..QpShape::default()
+            };
+            driver.create_qp(QpShape { signal_all: scatter, ..shape })
+        };
+        let (a, b) = (queue(None), queue(srq));
+        let mut region = || {
+            let region = driver.region(2 * AREA as usize, ALL | MW_BIND);
+            let bytes: Vec<u8> = (0..2 * AREA / 8).flat_map(|_| rng.next().to_ne_bytes()).collect();
+            region.block.write(0, &bytes);
+            region
+        };
+        let (near, far) = (region(), region());
+        let windows = [driver.window(1), driver.window(2)];
+        Pair { role, service, a, b, srq, near, far, windows }
+    }
+}
+
 /// What was done to a pair in this round.
 enum Plan {
     Right { effect: Effect, index: u16 },
@@ -119,40 +156,7 @@ impl Traffic {
             (Role::Nobody, ServiceType::Rc),
             (Role::Foreign, ServiceType::Rc),
         ];
-        let mut pairs = Vec::new();
-        for (role, service) in roles {
-            let scatter = role == Role::Scatter;
-            let cqe_size = if scatter { 128 } else { 64 };
-            let srq = (role == Role::Shared).then(|| driver.create_srq(SHARED_RECEIVES, 4));
-            let mut queue = |srq: Option<SrqId>| {
-                let cq = |driver: &mut Driver<Walled>| {
-                    driver.create_cq(CqShape { entries: 64, cqe_size, ..CqShape::default() })
-                };
-                let (send_cq, recv_cq) = (Some(cq(&mut driver)), Some(cq(&mut driver)));
-                let mlx5_flags = 1 << 10 | if scatter { 1 << 1 } else { 0 };
-                let shape = QpShape {
-                    service,
-                    sq_blocks: 32,
-                    rq_entries: 16,
-                    srq,
-                    send_cq,
-                    recv_cq,
-                    mlx5_flags,
-                    ..QpShape::default()
-                };
-                driver.create_qp(QpShape { signal_all: scatter, ..shape })
-            };
-            let (a, b) = (queue(None), queue(srq));
-            let mut region = || {
-                let region = driver.region(2 * AREA as usize, ALL | MW_BIND);
-                let bytes: Vec<u8> = (0..2 * AREA / 8).flat_map(|_| rng.next().to_ne_bytes()).collect();
-                region.block.write(0, &bytes);
-                region
-            };
-            let (near, far) = (region(), region());
-            let windows = [driver.window(1), driver.window(2)];
-            pairs.push(Pair { role, service, a, b, srq, near, far, windows });
-        }
+        let pairs: Vec<Pair> = roles.map(|(role, service)| Pair::new(&mut driver, rng, role, service)).into();
         let mut canaries = Vec::new();
         for access in [0, MW_BIND, ALL] {
             let own = driver.pd;
@@ -497,96 +501,6 @@ impl Traffic {
             let _ = self.foreign.send_record(&reply, 4096, &path, Payload::Inline(&bytes));
         }
         self.foreign.ring_bells();
-    }
-
-    /// Looks at what came of a mutant, and puts the pair in order again.
-    fn judge(&mut self, tally: &mut Tally, pair: usize, plan: Plan) {
-        let Pair { role, service, a, b, srq, .. } = self.pairs[pair];
-        let cqs = [(a, true), (b, false), (a, false), (b, true)];
-        let mut found: Vec<(QpId, Cqe<Vec<u8>>)> = Vec::new();
-        for (qp, send) in cqs {
-            let state = self.driver.qp(qp);
-            let cq = if send { state.send_cq } else { state.recv_cq };
-            let mut budget = 65;
-            while let Some(cqe) = self.driver.poll_cq(cq) {
-                found.push((qp, cqe));
-                budget -= 1;
-                assert!(budget > 0, "more CQEs than the CQ has room for");
-            }
-        }
-        for (qp, cqe) in &found {
-            let opcode = cqe.opcode().expect("a CQE opcode that exists");
-            assert_eq!(cqe.qpn(), self.driver.qp(*qp).qpn, "a CQE of another QP");
-            if opcode.is_error() {
-                let syndrome = cqe.error().known().expect("a syndrome that exists");
-                *tally.syndromes.entry(syndrome.to_u8()).or_default() += 1;
-            }
-        }
-        match plan {
-            Plan::Right { effect, index } => {
-                let sent: Vec<_> = found.iter().filter(|(qp, _)| *qp == a).map(|(_, cqe)| cqe).collect();
-                let received: Vec<_> = found.iter().filter(|(qp, _)| *qp == b).map(|(_, cqe)| cqe).collect();
-                let what =
-                    || format!("round {}, {service:?} pair {pair}: {:?}", self.rounds, self.driver.state(a));
-                assert_eq!(sent.len(), 1, "{}: completions", what());
-                assert_eq!(
-                    (sent[0].opcode(), sent[0].wqe_counter()),
-                    (Some(CqeOpcode::Requester), index),
-                    "{}",
-                    what()
-                );
-                assert_eq!(received.len(), usize::from(effect.receives), "{}: receives", what());
-                let carrier = if effect.to_requester { sent.first() } else { received.first() };
-                self.check(pair, &effect, carrier.copied(), &what());
-                if let (Some(srq), Some(cqe)) = (srq, received.first()) {
-                    self.driver.free_shared(srq, cqe.wqe_counter());
-                }
-                tally.succeeded += 1;
-            }
-            Plan::Spoilt { kind, silent } => {
-                let executed =
-                    found.iter().any(|(qp, cqe)| *qp == a && cqe.opcode() == Some(CqeOpcode::Requester));
-                assert!(!(silent && executed), "executed without a doorbell that covers it");
-                let waits = role == Role::Nobody && found.is_empty();
-                if kind == 6 && self.driver.counters().cq_overruns > 0 {
-                    self.driver.replace_qp(a);
-                    self.driver.replace_qp(b);
-                    if srq.is_some() {
-                        self.driver.replace_shared(b);
-                    }
-                    self.build_walls();
-                    self.connect(pair);
-                } else if srq.is_some() {
-                    // Nobody knows which entries are left in the list, and it may be dead.
-                    self.driver.reset(a);
-                    self.driver.replace_shared(b);
-                    self.build_walls();
-                    self.connect(pair);
-                } else if !waits {
-                    self.driver.reset(a);
-                    self.driver.reset(b);
-                    self.connect(pair);
-                } else if self.driver.qp(a).posted > 24 {
-                    // What waits for its time-out must not lap the ring: the next ones come later.
-                    self.wait();
-                }
-            }
-        }
-    }
-
-    /// Compares memory with the effect that a right request has.
-    fn check(&self, pair: usize, effect: &Effect, carrier: Option<&Cqe<Vec<u8>>>, what: &str) {
-        let Pair { near, far, .. } = &self.pairs[pair];
-        let inline = carrier.and_then(|cqe| cqe.inline_payload().expect("a place that holds it"));
-        let region = if effect.to_requester { near } else { far };
-        let bytes = match inline {
-            Some(bytes) => bytes.to_vec(),
-            None => region.block.bytes(effect.at as usize, effect.bytes.len()),
-        };
-        assert!(bytes == effect.bytes, "{what}: {} other bytes", bytes.len());
-        if let Some((place, new)) = effect.word {
-            assert_eq!(far.block.bytes(place as usize, 8), new.to_ne_bytes(), "{what}: the atomic's word");
-        }
     }
 
     pub fn finish(&mut self) {
