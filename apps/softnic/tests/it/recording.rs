@@ -34,14 +34,18 @@ fn replayed(file: &Path) -> (u64, u64, String) {
     (packets.parse().unwrap(), completions.parse().unwrap(), hash.to_owned())
 }
 
+/// Messages of each queue pair in a [`lossy_run`].
+const MESSAGES: usize = 2000;
+
 /// A run of `ib_write_bw` over a wire that loses packets, both sides recorded: each side's file and counters, the server's first.
-fn lossy_run(name: &str) -> [(PathBuf, Counters); 2] {
+fn lossy_run(name: &str, queue_pairs: usize) -> [(PathBuf, Counters); 2] {
     let folder = scratch(name);
     let [of_server, of_client] = ["server.rec", "client.rec"].map(|file| folder.join(file));
     let fabric = Fabric::new(Layer::Roce).with_options(&["--path", "wire", "--loss", "0.01"]);
     let clients = fabric.neighbour().with_options(&["--record", of_client.to_str().unwrap()]);
     let servers = fabric.with_options(&["--record", of_server.to_str().unwrap()]);
-    let command = ["ib_write_bw", "-F", "-u", "18", "-s", "4096", "-n", "2000"];
+    let [messages, queue_pairs] = [MESSAGES, queue_pairs].map(|count| count.to_string());
+    let command = ["ib_write_bw", "-F", "-u", "18", "-s", "4096", "-n", &messages, "-q", &queue_pairs];
     let finished = servers.pair_across(&clients, &command).finish_on_distribution();
     [(of_server, finished.server.counters), (of_client, finished.client.counters)]
 }
@@ -49,7 +53,7 @@ fn lossy_run(name: &str) -> [(PathBuf, Counters); 2] {
 #[test]
 fn a_lossy_run_replays_with_equal_hashes() {
     measure::need!(find("ib_write_bw"), "perftest");
-    let sides = lossy_run("recording-replay");
+    let sides = lossy_run("recording-replay", 1);
     for (file, counters) in &sides {
         let (packets, completions, hash) = replayed(file);
         assert_eq!(replayed(file), (packets, completions, hash), "the second replay of {}", file.display());
@@ -66,15 +70,15 @@ fn a_lossy_run_replays_with_equal_hashes() {
 #[test]
 fn a_trace_has_a_track_for_each_queue_pair_where_slices_nest_and_times_rise() {
     measure::need!(find("ib_write_bw"), "perftest");
-    let [_, (file, _)] = lossy_run("recording-trace");
+    let [_, (file, _)] = lossy_run("recording-trace", 2);
     let out = file.with_file_name("trace.json");
     let output = softnic(&["trace", file.to_str().unwrap(), "--perfetto", out.to_str().unwrap()]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let trace: Value = serde_json::from_str(&fs::read_to_string(&out).unwrap()).expect("JSON");
     let events = trace["traceEvents"].as_array().expect("events");
     let (mut last, mut open, mut named) = (0, BTreeMap::<u64, Vec<u64>>::new(), BTreeSet::new());
-    let mut messages = BTreeMap::<u64, String>::new();
-    let mut kinds = BTreeMap::<String, usize>::new();
+    let mut messages = BTreeMap::<u64, (u64, String)>::new();
+    let mut kinds = BTreeMap::<(u64, String), usize>::new();
     for event in events {
         let ph = event["ph"].as_str().expect("a phase");
         let tid = event["tid"].as_u64();
@@ -97,19 +101,27 @@ fn a_trace_has_a_track_for_each_queue_pair_where_slices_nest_and_times_rise() {
                 let name = event["name"].as_str().expect("a name").split(' ').next().unwrap();
                 assert_eq!(open.is_empty(), name == "round", "{event}: what happens is in a round");
                 open.push(end);
-                *kinds.entry(name.to_owned()).or_default() += 1;
+                *kinds.entry((tid, name.to_owned())).or_default() += 1;
             }
             "s" | "t" | "f" => {
                 assert!(open.len() == 2, "{event} is in a slice of a round");
-                messages.entry(event["id"].as_u64().expect("a message")).or_default().push_str(ph);
+                let id = event["id"].as_u64().expect("a message");
+                let (track, phases) = messages.entry(id).or_insert((tid, String::new()));
+                assert_eq!(*track, tid, "{event}: a message is of one queue pair");
+                phases.push_str(ph);
             }
             other => panic!("a phase of {other}: {event}"),
         }
     }
-    assert_eq!(named.len(), 1, "one queue pair: {named:?}");
-    assert_eq!((kinds["WQE"], messages.len()), (2000, 2000));
-    assert!(["doorbell", "send", "receive", "CQE"].iter().all(|kind| kinds[*kind] > 0), "{kinds:?}");
-    for (message, phases) in &messages {
+    assert_eq!(named.len(), 2, "two queue pairs: {named:?}");
+    for tid in named {
+        let count = |kind: &str| kinds.get(&(tid, kind.to_owned())).copied().unwrap_or_default();
+        let flows = messages.values().filter(|(track, _)| *track == tid).count();
+        assert_eq!((count("WQE"), flows), (MESSAGES, MESSAGES), "QP {tid:#x}");
+        let all = ["round", "doorbell", "send", "receive", "CQE"];
+        assert!(all.iter().all(|kind| count(kind) > 0), "QP {tid:#x}: {kinds:?}");
+    }
+    for (message, (_, phases)) in &messages {
         let flow = phases.trim_end_matches('f');
         assert!(phases.len() - flow.len() <= 1, "message {message} ends once: {phases}");
         assert!(
@@ -117,7 +129,7 @@ fn a_trace_has_a_track_for_each_queue_pair_where_slices_nest_and_times_rise() {
             "message {message}: {phases}"
         );
     }
-    assert!(messages.values().any(|phases| phases.ends_with('f')), "CQEs end messages");
+    assert!(messages.values().any(|(_, phases)| phases.ends_with('f')), "CQEs end messages");
 }
 
 /// Changes the digest at the end of a recording, with the checksum of the last block that fits.
@@ -138,7 +150,7 @@ fn change_digest(bytes: &mut [u8]) {
 #[test]
 fn a_changed_recording_is_a_difference_and_a_broken_one_is_refused_in_one_line() {
     measure::need!(find("ib_write_bw"), "perftest");
-    let [_, (file, _)] = lossy_run("recording-broken");
+    let [_, (file, _)] = lossy_run("recording-broken", 1);
     let whole = fs::read(&file).unwrap();
     let broken = file.with_file_name("broken.rec");
     let mut changed = whole.clone();
