@@ -98,7 +98,7 @@ fn items(code: &str) -> Vec<Item<'_>> {
             let own = line.len() - line.trim_start().len();
             own == indent && (line.ends_with([';', '}']) || line.trim_start().starts_with('}'))
         };
-        let Some(more) = lines[first..].iter().position(|line| is_end(&line)) else { continue };
+        let Some(more) = lines[first..].iter().position(is_end) else { continue };
         let body = &lines[first..=first + more];
         let is_public = |line: &&&str| line.len() > indent + 4 && line[indent..].starts_with("    pub");
         let public = body.iter().filter(is_public).count();
