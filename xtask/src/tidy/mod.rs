@@ -61,6 +61,8 @@ pub enum Check {
     Numbers,
     /// Nothing large is in git.
     Large,
+    /// No Rust file above 600 lines; in the NIC no function above 80 and no structure of more than 12 public fields.
+    Sizes,
 }
 
 /// Runs the checks, prints every violation, fails when there is one.
@@ -120,6 +122,7 @@ fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<Stri
         Check::Measured => measured::check(tree),
         Check::Numbers => numbers::check(tree),
         Check::Large => sizes::large(tree),
+        Check::Sizes => sizes::check(tree),
         Check::Licences => licences::check(tree, metadata)?,
         Check::Invariants => {
             let names: Vec<String> = Check::value_variants().iter().map(|check| name(*check)).collect();

@@ -1,13 +1,34 @@
-//! `tidy large`: nothing that is fetched or dumped gets into git. And `tidy --report`: today's measures of the style card, none of
-//! which can fail.
+//! `tidy large`: nothing that is fetched or dumped gets into git. `tidy sizes`: no file is long, and in the NIC no function is long and
+//! no structure wide. And `tidy --report`: today's measures of the style card, none of which can fail.
 
 use std::collections::BTreeMap;
 
 use super::{prose, source};
 use crate::workspace::{LARGE, Tree};
 
-/// Longest file that is not suspected of hiding a second unit.
+/// Longest file that is not suspected of hiding a second unit, tests included.
 const LONG: usize = 600;
+/// Longest function of the NIC, tests included.
+const LONG_FUNCTION: usize = 80;
+/// Most public fields of a structure of the NIC.
+const WIDE: usize = 12;
+
+/// The NIC's crates.
+const NIC: [&str; 5] =
+    ["apps/softnic/", "crates/mlx5-device/", "crates/mlx5-layout/", "crates/roce/", "crates/soft-nic/"];
+
+/// Structures of the NIC that are wider, each with why.
+const WIDE_ANYWAY: [(&str, &str, &str); 5] = [
+    ("crates/mlx5-layout/src/cqe.rs", "CqeFields", "a CQE has them"),
+    ("crates/mlx5-device/src/command.rs", "CreateQp", "QP.CREATE and its mlx5 part have them"),
+    ("crates/mlx5-device/src/command.rs", "ModifyQp", "`struct ib_uverbs_modify_qp` has them"),
+    (
+        "crates/soft-nic/src/rdma_cm/ids.rs",
+        "Id",
+        "what the commands of a `struct rdma_cm_id` set, one by one",
+    ),
+    ("crates/roce/src/cm/connection.rs", "Connection", "a state of the connection manager, private to it"),
+];
 
 /// Files that git would carry for ever.
 pub fn large(tree: &Tree) -> Vec<String> {
@@ -15,6 +36,75 @@ pub fn large(tree: &Tree) -> Vec<String> {
         format!("{path}: {bytes} bytes; git keeps no file above {LARGE}: take it out")
     };
     tree.large().iter().map(tell).collect()
+}
+
+/// Files, functions and structures above their size.
+pub fn check(tree: &Tree) -> Vec<String> {
+    let mut violations = Vec::new();
+    let mut wide = Vec::new();
+    for (path, text) in tree.rust().filter(|(path, text)| !is_generated(path, text)) {
+        let lines = text.lines().count();
+        if lines > LONG {
+            violations.push(format!("{path}: {lines} lines, {LONG} at most: take a unit out of it"));
+        }
+        if !NIC.iter().any(|folder| path.starts_with(folder)) {
+            continue;
+        }
+        let code = source::code(text);
+        for Item { line, kind, name, lines, public } in items(&code) {
+            let at = format!("{path}:{line}: {kind} {name}");
+            if kind == "fn" && lines > LONG_FUNCTION {
+                violations.push(format!("{at} has {lines} lines, {LONG_FUNCTION} at most"));
+            }
+            if kind == "struct" && public > WIDE && !source::is_test_file(path) {
+                match WIDE_ANYWAY.iter().find(|(file, known, _)| (*file, *known) == (path, name)) {
+                    Some(known) => wide.push(known),
+                    None => violations.push(format!("{at} has {public} public fields, {WIDE} at most")),
+                }
+            }
+        }
+    }
+    let gone = WIDE_ANYWAY.iter().filter(|known| tree.get(known.0).is_some() && !wide.contains(known));
+    violations.extend(gone.map(|(file, name, why)| {
+        format!("{file}: {name} is not wide, and an exception ({why}): take it out of WIDE_ANYWAY")
+    }));
+    violations
+}
+
+/// A function or structure as rustfmt lays it out.
+struct Item<'a> {
+    /// Counted from one.
+    line: usize,
+    kind: &'a str,
+    name: &'a str,
+    lines: usize,
+    /// Public fields of a structure.
+    public: usize,
+}
+
+/// The functions and structures with a body of several lines; `code` is what [`source::code`] leaves.
+fn items(code: &str) -> Vec<Item<'_>> {
+    let lines: Vec<&str> = code.lines().map(str::trim_end).collect();
+    let mut items = Vec::new();
+    for (first, line) in lines.iter().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        let mut words =
+            line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+        let is_before =
+            |word: &&str| ["pub", "crate", "super", "const", "async", "unsafe", "extern"].contains(word);
+        let Some(kind @ ("fn" | "struct")) = words.find(|word| !is_before(word)) else { continue };
+        let Some(name) = words.next() else { continue };
+        let is_end = |line: &&str| {
+            let own = line.len() - line.trim_start().len();
+            own == indent && (line.ends_with([';', '}']) || line.trim_start().starts_with('}'))
+        };
+        let Some(more) = lines[first..].iter().position(is_end) else { continue };
+        let body = &lines[first..=first + more];
+        let is_public = |line: &&&str| line.len() > indent + 4 && line[indent..].starts_with("    pub");
+        let public = body.iter().filter(is_public).count();
+        items.push(Item { line: first + 1, kind, name, lines: body.len(), public });
+    }
+    items
 }
 
 /// The report, ready to print.
@@ -113,6 +203,45 @@ mod tests {
         std::fs::remove_dir_all(&folder).unwrap();
         let said = violations;
         assert_eq!(said, ["core: 1048577 bytes; git keeps no file above 1048576: take it out"]);
+    }
+
+    #[test]
+    fn a_long_file_a_long_function_and_a_wide_structure_are_named() {
+        let function = |name: &str, lines: usize| {
+            format!(
+                "    pub fn {name}(\n        a: u8,\n    ) {{\n{}    }}\n",
+                "        f();\n".repeat(lines - 4)
+            )
+        };
+        let implementation = format!("impl A {{\n{}{}}}\n", function("fits", 80), function("long", 81));
+        let wide = |name: &str, fields: usize| {
+            let fields: String =
+                (0..fields).map(|n| format!("    /// x\n    pub(super) f{n}: u8,\n")).collect();
+            format!("pub struct {name} {{\n    own: u8,\n{fields}}}\n")
+        };
+        let declared = "trait T {\n    fn declared(\n        a: u8,\n    );\n}\nfn short() {}\n";
+        let nic = format!("//! x\n{declared}{implementation}{}{}", wide("Fits", 12), wide("Wide", 13));
+        let (fits, long) = ("// x\n".repeat(LONG), "// x\n".repeat(LONG + 1));
+        let known = wide("CqeFields", 13);
+        let tree = Tree::of(&[
+            ("crates/roce/src/a.rs", &nic),
+            ("crates/roce/tests/it/a.rs", &nic),
+            ("crates/gpu/src/a.rs", &nic),
+            ("crates/gpu/src/fits.rs", &fits),
+            ("crates/gpu/tests/long.rs", &long),
+            ("crates/gpu/src/generated/long.rs", &long),
+            ("crates/mlx5-layout/src/cqe.rs", &known),
+            ("crates/soft-nic/src/rdma_cm/ids.rs", "pub struct Id {\n    pub a: u8,\n}\n"),
+        ]);
+        let wanted = [
+            "crates/gpu/tests/long.rs: 601 lines, 600 at most: take a unit out of it",
+            "crates/roce/src/a.rs:89: fn long has 81 lines, 80 at most",
+            "crates/roce/src/a.rs:198: struct Wide has 13 public fields, 12 at most",
+            "crates/roce/tests/it/a.rs:89: fn long has 81 lines, 80 at most",
+            "crates/soft-nic/src/rdma_cm/ids.rs: Id is not wide, and an exception (what the commands of a `struct \
+             rdma_cm_id` set, one by one): take it out of WIDE_ANYWAY",
+        ];
+        assert_eq!(check(&tree), wanted);
     }
 
     #[test]
