@@ -53,7 +53,7 @@ defaults! {
         path: LinkPath = LinkPath::default(),
         /// Rate to shape to, 10^9 bits a second of wire bytes; none: not shaped.
         rate_gbps: Option<f64> = None,
-        /// Probability, 0 to 1, that a packet is lost on its way out; in shared memory a message is lost with any of its packets.
+        /// Probability, 0 to 1, that a packet is lost on its way out; in shared memory a message stands for a packet.
         loss: f64 = 0.0,
         /// Probability, 0 to 1, that a packet is overtaken by some that leave later; shared memory keeps its order.
         reorder: f64 = 0.0,

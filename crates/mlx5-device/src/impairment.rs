@@ -1,10 +1,10 @@
 //! Impairment of a link: a carrier round another. A NIC that is asked for none uses the other carrier alone.
 //!
-//! Every word means the same on both paths, and acts on what leaves; a port that is down acts on arrivals too. It acts on packets of the
-//! path MTU. In shared memory a message, or an answer, is all of its packets at once: it is lost with the first of them, and counts once.
+//! Every word means the same on both paths, and acts on what leaves; a port that is down acts on arrivals too. On the wire it acts on
+//! packets. In shared memory a message, or an answer, stands for one, however long it is. Were it lost with any of its packets, a long
+//! one would never arrive: it is sent again whole, where the wire repeats from the lost packet on.
 //!
-//! - loss: a packet leaves, is counted and charged, and does not arrive. A seed decides which, in the order in which they leave. Of
-//!   n packets that leave at once, all arrive with probability (1 - loss) to the power of n.
+//! - loss: a packet leaves, is counted and charged, and does not arrive. A seed decides which, in the order in which they leave.
 //! - reorder: up to [`OVERTAKERS`] packets that leave later arrive before a packet. Shared memory keeps its order.
 //! - rate: a port has so many wire bytes a second, the NIC so many requests and answers to READs. What exceeds them waits: a request
 //!   before the transport counts it as sent, an answer from when its READ is taken.
@@ -195,8 +195,8 @@ impl Impairment {
         !paced && (!self.sender.is_shaped || self.shapers[self.sender.port].allows(self.now))
     }
 
-    /// Decides on the next packet of the sender, or on so many at once; `fits`: a fault may be theirs.
-    fn decide(&mut self, packets: u32, fits: impl Fn(InjectionKind) -> bool) -> Verdict {
+    /// Decides on the next packet or message of the sender; `fits`: a fault may be its.
+    fn decide(&mut self, fits: impl Fn(InjectionKind) -> bool) -> Verdict {
         self.drawn = self.random;
         let is_request = self.sender.is_requester;
         if self.is_down(self.sender.port) {
@@ -212,8 +212,7 @@ impl Impairment {
             Some(InjectionKind::CorruptCrc) => return Verdict::Corrupt,
             Some(_) => {}
             None => {
-                let loss = if packets > 1 { 1.0 - (1.0 - self.loss).powf(packets.into()) } else { self.loss };
-                if loss <= 0.0 || chance(&mut self.drawn) >= loss {
+                if self.loss <= 0.0 || chance(&mut self.drawn) >= self.loss {
                     return Verdict::Leaves;
                 }
             }
@@ -227,7 +226,7 @@ impl Impairment {
 
     /// The same of a packet, which others may overtake.
     fn decide_on_packet(&mut self, packet: &Packet) -> Verdict {
-        let verdict = self.decide(1, |kind| match kind {
+        let verdict = self.decide(|kind| match kind {
             InjectionKind::Drop(psn) => psn.is_none_or(|psn| Psn::new(psn) == packet.psn),
             kind => !matches!(kind, InjectionKind::DelayRead(_)),
         });
@@ -362,8 +361,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
             InjectionKind::Drop(psn) => psn.is_none_or(covers),
             kind => matches!(kind, InjectionKind::ErrorCqe(_)),
         };
-        let packets = whole.div_ceil(mtu).max(1);
-        let verdict = if starts { impairment.decide(packets, fits) } else { Verdict::Leaves };
+        let verdict = if starts { impairment.decide(fits) } else { Verdict::Leaves };
         let sent = match verdict {
             Verdict::Fails(syndrome) => return Err(Unsent::Failed(syndrome)),
             Verdict::Lost if is_request => {

@@ -117,7 +117,7 @@ settings! {
         "IPv6 address of mlx5_0, port 1, on RoCE in its GIDs; each further port has the next address", "ipv6 ADDRESS";
     loss: f64 = 0.0, |value| number(0.0..=1.0, value),
         "a number from 0 to 1",
-        "probability that a packet that leaves is lost; in shared memory a message is lost with any of its packets", "loss P";
+        "probability that a packet that leaves is lost; in shared memory a message, however long, stands for a packet", "loss P";
     reorder: f64 = 0.0, |value| number(0.0..=1.0, value),
         "a number from 0 to 1",
         "probability that a packet that leaves is overtaken by up to three later ones; shared memory keeps its order", "";

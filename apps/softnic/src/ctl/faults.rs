@@ -38,7 +38,7 @@ pub struct Set {
     /// Process whose NIC is changed.
     #[arg(value_name = "PID")]
     pid: u32,
-    /// Probability, 0 to 1, that a packet that leaves is lost; in shared memory a message is lost with any of its packets.
+    /// Probability, 0 to 1, that a packet that leaves is lost; in shared memory a message, however long, stands for a packet.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     loss: Option<f64>,
     /// Seed of the losses: with the same seed the same traffic from the same address loses the same packets.

@@ -12,13 +12,8 @@ fn impairment(loss: f64, seed: u64) -> Impairment {
 
 /// Which of so many packets are lost.
 fn lost(impairment: &mut Impairment, count: u32) -> Vec<bool> {
-    lost_messages(impairment, count, 1)
-}
-
-/// Which of so many messages of so many packets are lost, in shared memory.
-fn lost_messages(impairment: &mut Impairment, count: u32, packets: u32) -> Vec<bool> {
     let mut is_lost = || {
-        let verdict = impairment.decide(packets, |_| false);
+        let verdict = impairment.decide(|_| false);
         impairment.charge(0, true);
         verdict == Verdict::Lost
     };
@@ -48,18 +43,6 @@ fn losses_have_their_rate_and_come_again_with_their_seed_and_address() {
 }
 
 #[test]
-fn a_message_in_shared_memory_is_lost_with_any_of_its_packets() {
-    // (1 - 0.2)^n of them arrive: six standard deviations of a binomial distribution.
-    for (packets, least, most) in [(1, 19_241, 20_759), (3, 47_852, 49_748), (16, 96_849, 97_521)] {
-        let lost = lost_messages(&mut impairment(0.2, 7), 100_000, packets);
-        let count = lost.into_iter().filter(|lost| *lost).count();
-        assert!((least..=most).contains(&count), "{packets} packets: {count}");
-    }
-    assert_eq!(lost_messages(&mut impairment(1.0, 7), 10, 3), [true; 10]);
-    assert_eq!(lost_messages(&mut impairment(0.0, 7), 10, 3), [false; 10]);
-}
-
-#[test]
 fn reads_behind_an_idle_time_have_their_pace() {
     let mut impairment = impairment(0.0, 1);
     let pace = Settings { messages_per_second: Some(Some(1e3)), ..Settings::default() };
@@ -75,7 +58,7 @@ fn what_finds_no_room_draws_nothing() {
     let mut came = Vec::new();
     for _ in 0..1000 {
         // The carrier said three times that it is full.
-        let verdicts = [(); 3].map(|()| other.decide(1, |_| false));
+        let verdicts = [(); 3].map(|()| other.decide(|_| false));
         assert_eq!(verdicts, [verdicts[0]; 3]);
         other.charge(0, true);
         came.push(verdicts[0] == Verdict::Lost);
