@@ -145,16 +145,14 @@ fn aims(spec: &Spec, entries: &[Entry]) -> Vec<Vec<String>> {
     for claim in &spec.claims {
         let judged = entries.iter().map(|entry| {
             let anew = judge(claim, &entry.points(&spec.name));
-            let is_same = |one: &&Judged| {
-                (&one.id, &one.text, &one.criterion) == (&anew.id, &anew.text, &anew.criterion)
-            };
             let disturbed = entry.verdicts.iter().any(|one| one.disturbed);
-            let recorded = entry.verdicts.iter().find(is_same).cloned();
+            let recorded = entry.verdicts.iter().find(|one| one.is_by_rule_of(&anew)).cloned();
             recorded.unwrap_or(Judged { aim: true, disturbed, ..anew })
         });
         let judged: Vec<Judged> = judged.collect();
         let Some(first) = judged.first() else { break };
-        let asked = first.criterion.rsplit_once(" is ").map_or(NONE, |(_, bound)| bound);
+        let asked = first.criterion.split_once(" is ").map_or(NONE, |(_, bound)| bound);
+        let asked = asked.split_once(", where ").map_or(asked, |(bound, _)| bound);
         table.push([vec![claim.text.clone(), asked.to_owned()], judged.iter().map(found).collect()].concat());
     }
     table

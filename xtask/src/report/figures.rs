@@ -56,12 +56,7 @@ impl Shown {
     /// A recorded `entry` of `experiment`; id and drawings come with [`finish`].
     pub fn new(experiment: &Experiment, entry: Entry, from: String) -> Shown {
         // A run saw each repetition: its verdict stands as long as claim and rule do.
-        let of_run = |judged: &Judged| {
-            let is_same = |one: &&Judged| {
-                (&one.id, &one.text, &one.criterion) == (&judged.id, &judged.text, &judged.criterion)
-            };
-            entry.verdicts.iter().find(is_same).cloned()
-        };
+        let of_run = |judged: &Judged| entry.verdicts.iter().find(|one| one.is_by_rule_of(judged)).cloned();
         let judged = experiment.judge(&entry.points(&experiment.spec.name));
         let judged =
             judged.into_iter().map(|judged| of_run(&judged).unwrap_or_else(|| by_medians(judged, NEWER)));

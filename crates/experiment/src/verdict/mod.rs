@@ -100,12 +100,21 @@ impl Judged {
         matches!(self.verdict, Verdict::Reproduced | Verdict::InPart | Verdict::NotReproduced)
     }
 
+    /// Whether it was given by the rule that gave another one, and of all that this one is about.
+    pub fn is_by_rule_of(&self, other: &Judged) -> bool {
+        let about =
+            |judged: &Judged| judged.evidence.iter().map(|line| subject(line).to_owned()).collect::<Vec<_>>();
+        let known = about(self);
+        (&self.id, &self.text, &self.criterion) == (&other.id, &other.text, &other.criterion)
+            && about(other).iter().all(|subject| known.contains(subject))
+    }
+
     /// The verdict as it is printed: an aim is met or not, and one that was taken beside other programs says so.
     pub fn said(&self) -> String {
         let load = if self.disturbed { ", under load" } else { "" };
         match (&self.verdict, self.aim) {
             (Verdict::Reproduced, true) => format!("aim met{load}"),
-            (Verdict::InPart, true) if !self.evidence.iter().any(|line| line.starts_with("fails: ")) => {
+            (Verdict::InPart, true) if self.evidence.iter().all(|line| holds_or_was_left_out(line)) => {
                 format!("aim met where judged{load}")
             }
             (Verdict::NotReproduced | Verdict::InPart, true) => format!("aim not met{load}"),
@@ -113,6 +122,17 @@ impl Judged {
             (verdict, _) => verdict.to_string(),
         }
     }
+}
+
+/// What a line of evidence is about.
+fn subject(line: &str) -> &str {
+    let line = line.strip_prefix("holds: ").or_else(|| line.strip_prefix("fails: ")).unwrap_or(line);
+    line.split_once(": ").map_or(line, |(subject, _)| subject)
+}
+
+/// Whether a line of evidence is neither of a failure nor of missing points.
+fn holds_or_was_left_out(line: &str) -> bool {
+    line.starts_with("holds: ") || line.contains(rules::NOT_JUDGED)
 }
 
 /// Judges one claim by `points`.

@@ -13,6 +13,9 @@ use crate::point::Point;
 use crate::statistics::{line, median, rank_correlation};
 use crate::wire_model::WireModel;
 
+/// What stands in the evidence of what a rule leaves out, before the reason.
+pub const NOT_JUDGED: &str = ": not judged: ";
+
 /// Whether a rule only reports.
 pub fn asks_nothing(rule: &Rule) -> bool {
     matches!(rule, Rule::Bound { at_least: None, at_most: None, below: None, .. })
@@ -39,16 +42,22 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
         Rule::Grows { field, at_least } => each(&|series| grows(points, series, field, *at_least)),
         Rule::Bound { field, by, at_least, at_most, below, unless, parts } => each(&|series| {
             let by = by.as_ref().map(|by| divisor(claim, series, by));
-            let is_set = |series: &str, name: &str| {
-                let own: Vec<f64> = own_values(points, series, name).into_values().collect();
-                median(&own).is_some_and(|value| value != 0.0)
-            };
-            if let Some((name, why)) = unless
-                && let Some(at) = by.iter().map(String::as_str).chain([series]).find(|at| is_set(at, name))
-            {
-                let by = by.as_ref().map_or_else(String::new, |by| format!(" / {by}"));
-                let evidence = format!("{series}{by}: not judged: {why} ({at})");
-                return Finding { holds: None, evidence, needs: Vec::new() };
+            if let Some((name, why)) = unless {
+                // One repetition is enough: a quotient is taken of each.
+                let why_not = |series: &&str| {
+                    let own = own_values(points, series, name);
+                    let is_set = own.values().any(|value| *value != 0.0);
+                    let lacks =
+                        own.is_empty().then(|| format!("{NOT_JUDGED}the run has no {name} ({series})"));
+                    lacks.or_else(|| is_set.then(|| format!("{NOT_JUDGED}{why} ({series})")))
+                };
+                if let Some(why_not) =
+                    by.iter().map(String::as_str).chain([series]).find_map(|at| why_not(&at))
+                {
+                    let by = by.as_ref().map_or_else(String::new, |by| format!(" / {by}"));
+                    let evidence = format!("{series}{by}{why_not}");
+                    return Finding { holds: None, evidence, needs: Vec::new() };
+                }
             }
             let found = match &by {
                 None => own_values(points, series, field).into_values().collect(),
@@ -114,14 +123,15 @@ pub fn criterion(rule: &Rule) -> String {
         Rule::Flat { field, at_most } => {
             format!("holds when the largest {field} is at most {at_most} times the smallest")
         }
-        Rule::Bound { field, by, at_least, at_most, below, .. } => {
+        Rule::Bound { field, by, at_least, at_most, below, unless, .. } => {
+            let only = unless.as_ref().map_or_else(String::new, |(name, _)| format!(", where {name} is 0"));
             let words = [("at least", at_least), ("at most", at_most), ("below", below)];
             let words = words.iter().filter_map(|(word, bound)| Some(format!("{word} {}", (**bound)?)));
             let words: Vec<String> = words.collect();
             let what = by.as_ref().map_or_else(|| field.clone(), |by| format!("{field} ÷ that of {by}"));
             match words.is_empty() {
                 true => String::new(),
-                false => format!("holds when {what} is {}", words.join(" and ")),
+                false => format!("holds when {what} is {}{only}", words.join(" and ")),
             }
         }
         Rule::Stated { field } => format!("holds when {field} keeps at_most and at_least of its own series"),

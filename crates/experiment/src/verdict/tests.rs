@@ -504,6 +504,33 @@ fn a_series_that_something_else_limits_is_not_judged_and_the_evidence_says_what(
     assert_eq!(evidence, ["gpu-b / cpu-b: not judged: the NIC limits (cpu-b)", "holds: gpu-a / cpu-a: 0.90"]);
     assert_eq!(of([0.0, 1.0], [0.0, 0.0]).0, "aim not met");
     assert_eq!(of([1.0, 1.0], [0.0, 1.0]).0, "needs data");
+    // A run that did not ask, and points that are missing, are no reason to call an aim met.
+    let without = [example("cpu-a", 0).with("us", 10.0), example("gpu-a", 0).with("us", 9.0)];
+    let judged = judge(&claim, &without);
+    assert_eq!(judged.evidence, ["gpu-a / cpu-a: not judged: the run has no limited (cpu-a)"]);
+    assert_eq!(judged.verdict, Verdict::NeedsData);
+    let missing = Judged {
+        aim: true,
+        verdict: Verdict::InPart,
+        evidence: vec!["holds: gpu-a / cpu-a: 0.90".into(), "gpu-b / cpu-b: no points to judge it by".into()],
+        ..judged
+    };
+    assert_eq!(missing.said(), "aim not met");
+}
+
+#[test]
+fn a_verdict_stands_for_what_its_rule_was_about_when_it_was_given() {
+    let claim = |series: &str| -> Claim {
+        toml::from_str(&format!(
+            "id = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = [{series}]\nrule = \"bound\"\nfield = \"us\"\nat_most = 1.0"
+        ))
+        .unwrap()
+    };
+    let points = [example("a", 0).with("us", 0.5), example("b", 0).with("us", 7.8)];
+    let [of_a, of_both] = ["\"a\"", "\"a\", \"b\""].map(|series| judge(&claim(series), &points));
+    assert!(of_a.is_by_rule_of(&of_a) && of_both.is_by_rule_of(&of_a));
+    assert!(!of_a.is_by_rule_of(&of_both), "a series that fails was added since");
+    assert!(!Judged { text: "u".into(), ..of_a.clone() }.is_by_rule_of(&of_a));
 }
 
 #[test]

@@ -71,6 +71,10 @@ fn execute(experiment: &Experiment, figure: &ServerFigure) -> Result<()> {
     let (spec, how) = (&experiment.spec, &figure.how);
     let bench = figure.bench(spec)?;
     let grid = spec.grid(how.extent);
+    // Before anything is sampled.
+    for key in grid.keys() {
+        bench.reference(Line::of(&key.series)?.model)?;
+    }
     let earlier = samples::measure(experiment, how, &bench.provenance, &grid, &mut Clients(&bench))?;
     let timers = json!([{ "name": "window", "start": "the last client's first line, after a second", "stop": "the first one's last line" }]);
     run::report(experiment, how, &earlier, &Extra { timers, ..Extra::default() })
@@ -93,7 +97,6 @@ impl run::Bench for Clients<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let (bench, line) = (self.0, Line::of(&key.series)?);
         let mut point = bench.point(key, seconds);
-        bench.reference(line.model)?;
         let log = |end: &str| bench.log(&format!("{}-{}-{end}", key.series, key.repetition));
         let options = server_options(bench.spec, &line, bench.figure.machine)?;
         let (mut server, address) = bench.listening(&options, &log("server"))?;

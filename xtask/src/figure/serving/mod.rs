@@ -4,6 +4,7 @@
 //! server's threads use; phases are initialisation, serving and end (`experiments/fig7/README.md`).
 
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -104,6 +105,13 @@ fn execute(experiment: &Experiment, figure: &ServerFigure, gpu: Gpu) -> Result<(
     let (spec, how) = (&experiment.spec, &figure.how);
     let bench = figure.bench(spec)?;
     let (grid, left_out) = grid(spec, how.extent, figure.machine);
+    // Before anything is sampled.
+    for key in grid.keys() {
+        let line = Line::of(&key.series)?;
+        if line.sleep != STEALS {
+            bench.reference(line.model)?;
+        }
+    }
     let mut points = Served { bench: &bench, gpu: gpu.clone() };
     let earlier = samples::measure_beside(gpu, experiment, how, &bench.provenance, &grid, &mut points)?;
     let timers = json!([{ "name": "serving", "start": "the client's first line, after a second", "stop": "its last line" }]);
@@ -138,9 +146,6 @@ impl run::Bench for Served<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let line = Line::of(&key.series)?;
         let name = format!("{}-{}", key.series, key.repetition);
-        if line.sleep != STEALS {
-            self.bench.reference(line.model)?;
-        }
         let mut point = self.bench.point(key, seconds);
         if line.sleep == STEALS {
             let [alone, beside] = self.steals(&line, &name, seconds)?;
@@ -250,8 +255,11 @@ impl Served<'_> {
         let woken = woken.transpose()?;
         signal(process, Signal::SIGTERM)?;
         let asked = Instant::now();
-        let stopped = server.json_of(&["served"], END).map(|_| asked.elapsed());
-        let last = last_look(process, END, served.1.clone());
+        let (stopped, last) = thread::scope(|scope| {
+            let last = scope.spawn(|| last_look(process, END, served.1.clone()));
+            let stopped = server.json_of(&["served"], END).map(|_| asked.elapsed());
+            (stopped, last.join().unwrap_or_else(|_| served.1.clone()))
+        });
         let end = last.since(&served.1, watch.seconds() - served.0);
         server.ends_well("the server", END)?;
         let stopped = stopped.context("the server")?;
@@ -281,7 +289,7 @@ fn last_look(process: u32, limit: Duration, mut last: ProcessSnapshot) -> Proces
         if !is_alive(process) {
             break;
         }
-        std::thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
     }
     last
 }

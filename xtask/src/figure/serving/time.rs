@@ -35,6 +35,9 @@ const DISORDERED: u64 = 1000;
 /// is busy for less than 0.9 of it.
 const BUSY: f64 = 0.9;
 
+/// And while a request waits in the server for less than so much of the time that it keeps the server busy.
+const QUEUED: f64 = 0.5;
+
 /// How a client loads the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
@@ -188,6 +191,10 @@ fn execute(experiment: &Experiment, figure: &ServerFigure) -> Result<()> {
     let bench = figure.bench(spec)?;
     let (grid, left_out) = grid(spec, how.extent);
     let mut points = Timed { bench: &bench, keys: grid.keys() };
+    // Before anything is sampled.
+    for key in &points.keys {
+        bench.reference(Line::of(&key.series)?.model)?;
+    }
     let earlier = samples::measure(experiment, how, &bench.provenance, &grid, &mut points)?;
     let lines = grid.series.iter().filter_map(|series| said_use(series, &earlier.points)).collect();
     let timers = json!([{
@@ -208,12 +215,11 @@ struct Timed<'a> {
 impl run::Bench for Timed<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let mut point = self.bench.point(key, seconds);
-        self.bench.reference(Line::of(&key.series)?.model)?;
         if Line::of(&key.series)?.variant == Some(FLAG) {
             self.by_the_nic(key, seconds, &mut point)?;
             return Ok(point);
         }
-        let known = match if key.x == 0 { Ok([0.0; 2]) } else { self.known(key) } {
+        let runs_per_s = match if key.x == 0 { Ok(0.0) } else { self.known(key) } {
             Ok(known) => known,
             Err(error) => {
                 point.missing = Some(format!("{error:#}"));
@@ -224,7 +230,6 @@ impl run::Bench for Timed<'_> {
         if key.x == 0 && !Line::of(&key.series)?.is_baseline() {
             fill_graph(&mut point, &bench::status(&mut server)?);
         }
-        let [runs_per_s, mut taken_us] = known;
         let mut took = Vec::new();
         for load in Load::of_pass(key.x) {
             let share = match load {
@@ -236,10 +241,9 @@ impl run::Bench for Timed<'_> {
             fill(&mut point, load, &run, &traced)?;
             took.push((load, run["seconds"].as_f64().unwrap_or_default()));
         }
-        if key.x == 0 {
-            taken_us = own_taken_us(&point)?.unwrap_or_default();
+        for (load, seconds) in took {
+            fill_limit(&mut point, load, seconds)?;
         }
-        took.into_iter().for_each(|(load, seconds)| fill_limit(&mut point, load, taken_us, seconds));
         bench::end(&mut server)?;
         if key.repetition == 0 && key.x == 0 && self.notes_nothing_too(&key.series)? {
             let (mut server, address) = self.server(key, false)?;
@@ -255,10 +259,10 @@ impl run::Bench for Timed<'_> {
 }
 
 /// Runs a second that the GPU can do of the series's model, by the longest run under [`Load::One`] of all series that drive it, in the
-/// series's repetition; a kernel that stays has its own. With [`own_taken_us`] of the series. Error: one of them has no whole point.
-fn known(all: &[String], points: &[Point], key: &Key) -> Result<[f64; 2]> {
+/// series's repetition; a kernel that stays has its own. Error: one of them has no whole point.
+fn known(all: &[String], points: &[Point], key: &Key) -> Result<f64> {
     let line = Line::of(&key.series)?;
-    let (mut most_us, mut taken_us): (f64, _) = (0.0, None);
+    let mut most_us: f64 = 0.0;
     for series in all {
         let other = Line::of(series)?;
         if other.model != line.model || other.stays() != line.stays() || other.variant.is_some() {
@@ -275,33 +279,37 @@ fn known(all: &[String], points: &[Point], key: &Key) -> Result<[f64; 2]> {
             )
         })?;
         most_us = most_us.max(run_us);
-        if *series == key.series {
-            taken_us = whole.map(own_taken_us).transpose()?.flatten();
-        }
     }
-    Ok([1e6 / most_us, taken_us.unwrap_or_default()])
+    Ok(1e6 / most_us)
 }
 
-/// How long a request of a point of pass 0 keeps the server from beginning the next one: `fair` computes one beside the copies of others.
-fn own_taken_us(point: &Point) -> Result<Option<f64>> {
-    let us = |step: &str| point.values.get(&format!("one_{step}_us")).copied();
+/// How long a request keeps the server from beginning the next one under a load: `fair` computes one beside the copies of others. None
+/// where a step was not timed.
+fn taken_us(point: &Point, load: Load) -> Result<Option<f64>> {
+    let us = |step: &str| point.values.get(&format!("{}_{step}_us", load.name())).copied();
     Ok(match Line::of(&point.series)?.driver {
         "fair" => us("run"),
         _ => STEPS.iter().filter(|step| **step != "queue").map(|step| us(step)).sum(),
     })
 }
 
-/// Says in a point whether the emulated NIC, and not the server, limits a load that took so many seconds.
-fn fill_limit(point: &mut Point, load: Load, taken_us: f64, seconds: f64) {
-    let name = load.name();
-    let per_s = point.values.get(&format!("{name}_per_s")).copied().unwrap_or_default();
+/// Says in a point whether the emulated NIC, and not the server, limits a load that took so many seconds: requests came late to a server
+/// that was idle, and did not queue there. Says nothing where one of its numbers is missing.
+fn fill_limit(point: &mut Point, load: Load, seconds: f64) -> Result<()> {
+    let value = |what: &str| point.values.get(&format!("{}_{what}", load.name())).copied();
     let is_late = match load {
-        Load::One => return,
+        Load::One => return Ok(()),
         Load::Full => true,
         Load::Half | Load::Most => seconds * BUSY > point.seconds,
     };
-    let is_limited = is_late && per_s * taken_us / 1e6 < BUSY;
-    point.values.insert(format!("{name}_limited"), f64::from(u8::from(is_limited)));
+    let (Some(per_s), Some(queue_us), Some(taken_us)) =
+        (value("per_s"), value("queue_us"), taken_us(point, load)?)
+    else {
+        return Ok(());
+    };
+    let is_limited = is_late && per_s * taken_us / 1e6 < BUSY && queue_us < QUEUED * taken_us;
+    point.values.insert(format!("{}_limited", load.name()), f64::from(u8::from(is_limited)));
+    Ok(())
 }
 
 /// The GPU's use by a series under each load, as a line; `None`: it has none.
@@ -427,7 +435,7 @@ impl Timed<'_> {
     }
 
     /// [`known`], of the points that are finished.
-    fn known(&self, key: &Key) -> Result<[f64; 2]> {
+    fn known(&self, key: &Key) -> Result<f64> {
         let points = json_lines::read::<Point>(&self.bench.figure.how.out.join("results.jsonl"))?.records;
         let is_first = |one: &Key| one.x == 0 && one.repetition == key.repetition;
         let all: Vec<String> =
