@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use measure::Hosts;
 use serde_json::Value;
 
@@ -149,10 +149,15 @@ impl BenchSetup<'_> {
         let taken = self.pair(name, pair, command, "127.0.0.1", port);
         let recorded = !pair.record || [&server, &client].iter().all(|file| file.is_file());
         remove();
-        if !recorded && taken.is_ok() {
-            bail!("no recording was written to {} and {}", server.display(), client.display());
+        let taken = taken?;
+        ensure!(recorded, "no recording was written to {} and {}", server.display(), client.display());
+        for end in ["server", "client"] {
+            // The NIC's line where a disk is full: the program goes on without.
+            let log = self.log(name, end);
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            ensure!(!said.contains("; it ends after "), "a recording ended early; see {}", log.display());
         }
-        taken
+        Ok(taken)
     }
 
     fn wire(&self, name: &str, pair: &Perftest) -> Result<f64> {
