@@ -5,11 +5,12 @@ use std::io::{Result, Write};
 use std::path::Path;
 
 /// Writes a file under another name, syncs and renames it: after a crash or a power cut it is there whole, or as it was before. What is no
-/// file, as a pipe or `/dev/stdout`, is written as it is.
+/// file, as a pipe or `/dev/stdout`, is written as it is; a link stays one.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return fs::write(path, bytes);
     }
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
     let written = File::create(&beside).and_then(|mut file| {
@@ -41,6 +42,11 @@ mod tests {
         }
         assert!(write_whole(&folder.join("taken"), b"whole").is_err());
         assert!(write_whole(&folder.join("no/folder"), b"whole").is_err());
+        let link = folder.join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_whole(&link, b"newer").unwrap();
+        assert!(link.is_symlink() && fs::read(&file).unwrap() == b"newer");
+        fs::remove_file(&link).unwrap();
         // A device stays one.
         let full = write_whole(Path::new("/dev/full"), b"whole").unwrap_err();
         assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
