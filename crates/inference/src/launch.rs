@@ -304,8 +304,8 @@ impl StepOf<'_> {
         let (batch, [channels, rows, columns]) = parts(&self.step.to);
         let squeezed = self.step.second.as_ref().expect("the planner gives it");
         let mut words = self.elements(Some(activation), 0);
-        words[12..18].copy_from_slice(&self.extent(self.step.reads.get(3).copied(), squeezed));
-        let arguments = vec![self.read(0), self.read(1), self.bias(), self.optional(3), self.write()];
+        words[12..18].copy_from_slice(&self.extent(Some(self.step.reads[3]), squeezed));
+        let arguments = vec![self.read(0), self.read(1), self.bias(), self.read(3), self.write()];
         let blocks = [(rows * columns).div_ceil(EXCITED_PIXELS), channels.div_ceil(EXCITED), batch];
         self.launch(both!("excite"), blocks, 256, arguments, Argument::Elements(words))
     }

@@ -3,8 +3,8 @@
 //!
 //! Each of the three takes a GPU longer to launch than to compute.
 
-use super::fold::uses;
-use crate::graph::{Graph, Node, Op, ValueId};
+use super::fold::{remove_nodes, uses, writer_for_one};
+use crate::graph::{Graph, Node, Op};
 
 /// Joins them where nothing else reads what lies between.
 pub fn join(graph: &mut Graph) {
@@ -13,8 +13,7 @@ pub fn join(graph: &mut Graph) {
     while let Some(node) = graph.nodes.get(at) {
         if let Some((excite, gone)) = of_product(graph, node, &uses) {
             graph.nodes[at] = excite;
-            let mut number = 0..;
-            graph.nodes.retain(|_| !number.next().is_some_and(|number| gone.contains(&number)));
+            remove_nodes(graph, |number| gone.contains(&number));
             at -= gone.len();
         }
         at += 1;
@@ -31,13 +30,9 @@ fn of_product(graph: &Graph, product: &Node, uses: &[usize]) -> Option<(Node, [u
         [one, _] if one == graph.shape(product.output) => (left, right),
         _ => (right, left),
     };
-    let writer = |id: ValueId| {
-        let at = graph.nodes.iter().position(|node| node.output == id)?;
-        (uses.get(id.0) == Some(&1)).then_some(at)
-    };
-    let last = writer(factors)?;
+    let last = writer_for_one(graph, uses, factors)?;
     let Op::Activation(activation) = graph.nodes[last].op else { return None };
-    let first = writer(graph.nodes[last].inputs[0])?;
+    let first = writer_for_one(graph, uses, graph.nodes[last].inputs[0])?;
     let Node { op: Op::Conv { window, groups: 1 }, inputs, .. } = &graph.nodes[first] else { return None };
     let &[squeezed, weights, bias] = &inputs[..] else { return None };
     let of_a_pixel = window.pads == [0; 4] && graph.shape(squeezed).parts()[2..] == [1, 1];

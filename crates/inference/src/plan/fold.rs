@@ -55,6 +55,18 @@ pub fn uses(graph: &Graph) -> Vec<usize> {
     uses
 }
 
+/// The node that writes a value which one node alone reads.
+pub fn writer_for_one(graph: &Graph, uses: &[usize], id: ValueId) -> Option<usize> {
+    let at = graph.nodes.iter().position(|node| node.output == id)?;
+    (uses.get(id.0) == Some(&1)).then_some(at)
+}
+
+/// Takes nodes out by their places.
+pub fn remove_nodes(graph: &mut Graph, is_gone: impl Fn(usize) -> bool) {
+    let mut number = 0..;
+    graph.nodes.retain(|_| !number.next().is_some_and(&is_gone));
+}
+
 /// A factor and an offset for each channel, in place of scale, offset, mean and variance.
 fn factors(graph: &Graph, node: &Node, epsilon: f32) -> (Vec<f32>, Vec<f32>) {
     let constant = |at: usize| graph.constant(node.inputs[at]).expect("the importer takes constants alone");

@@ -5,7 +5,7 @@
 //! writes whole pixels. A smaller kernel is the larger one with zeros around it, which adds at most as many
 //! products as there were.
 
-use super::fold::{constant, uses};
+use super::fold::{constant, remove_nodes, uses, writer_for_one};
 use crate::graph::{Activation, Graph, Node, Op, Shape, Value, ValueId, Window};
 
 /// One part of a Concat: a convolution, and the activation behind it.
@@ -58,13 +58,11 @@ fn parts(graph: &Graph, at: usize, uses: &[usize]) -> Option<(Vec<Part>, Window)
 /// What writes a value: a convolution of one group, possibly with an activation; `None` if others read what
 /// lies between.
 fn part(graph: &Graph, id: ValueId, uses: &[usize]) -> Option<Part> {
-    let writer = |id: ValueId| {
-        let at = graph.nodes.iter().position(|node| node.output == id)?;
-        (uses.get(id.0) == Some(&1)).then_some(at)
-    };
-    let last = writer(id)?;
+    let last = writer_for_one(graph, uses, id)?;
     let (conv, activation) = match graph.nodes[last].op {
-        Op::Activation(activation) => (writer(graph.nodes[last].inputs[0])?, Some((last, activation))),
+        Op::Activation(activation) => {
+            (writer_for_one(graph, uses, graph.nodes[last].inputs[0])?, Some((last, activation)))
+        }
         _ => (last, None),
     };
     let Op::Conv { window, groups: 1 } = graph.nodes[conv].op else { return None };
@@ -139,8 +137,7 @@ fn replace(graph: &mut Graph, at: usize, parts: &[Part], window: Window) {
         |at: usize| parts.iter().any(|part| part.conv == at || part.activation.is_some_and(|of| of.0 == at));
     let behind = graph.nodes.split_off(at + 1);
     graph.nodes.pop();
-    let mut number = 0..;
-    graph.nodes.retain(|_| !number.next().is_some_and(gone));
+    remove_nodes(graph, gone);
     graph.nodes.push(conv);
     graph.nodes.extend(last);
     graph.nodes.extend(behind);
