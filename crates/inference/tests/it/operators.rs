@@ -105,6 +105,26 @@ fn convolutions() -> Vec<Case> {
     cases
 }
 
+/// A pool of 12x10 pixels with these attributes more; with a dilation a file of the operator set that knows it.
+fn pool(
+    op: &str,
+    mut attributes: Vec<Attribute>,
+    (kernel, stride, pads): ([i64; 2], [i64; 2], [i64; 4]),
+    dilation: Option<[i64; 2]>,
+) -> Case {
+    attributes.extend([
+        Attribute::ints("kernel_shape", &kernel),
+        Attribute::ints("strides", &stride),
+        Attribute::ints("pads", &pads),
+    ]);
+    let mut file = File::new(&[1, 3, 12, 10]);
+    if let Some(dilation) = dilation {
+        attributes.push(Attribute::ints("dilations", &dilation));
+        file.model.opset_import[0].version = 19;
+    }
+    (format!("{op} {attributes:?}"), file.node(op, &["x"], "y", &attributes).bytes("y"), 2)
+}
+
 fn pools() -> Vec<Case> {
     let mut cases = Vec::new();
     for (op, more) in [
@@ -115,17 +135,10 @@ fn pools() -> Vec<Case> {
         ("AveragePool", vec![Attribute::int("count_include_pad", 1), Attribute::int("ceil_mode", 1)]),
         ("AveragePool", vec![Attribute::int("ceil_mode", 1)]),
     ] {
-        for (kernel, stride, pads) in
+        for window in
             [([3, 3], [2, 2], [0, 0, 0, 0]), ([3, 2], [2, 3], [1, 1, 1, 0]), ([2, 2], [1, 1], [0, 1, 1, 1])]
         {
-            let mut attributes = more.clone();
-            attributes.extend([
-                Attribute::ints("kernel_shape", &kernel),
-                Attribute::ints("strides", &stride),
-                Attribute::ints("pads", &pads),
-            ]);
-            let file = File::new(&[1, 3, 12, 10]).node(op, &["x"], "y", &attributes).bytes("y");
-            cases.push((format!("{op} {attributes:?}"), file, 2));
+            cases.push(pool(op, more.clone(), window, None));
         }
     }
     cases
@@ -140,23 +153,10 @@ fn dilated_pools() -> Vec<Case> {
         ("AveragePool", vec![]),
         ("AveragePool", vec![Attribute::int("count_include_pad", 1)]),
     ] {
-        for (kernel, stride, pads, dilation) in
-            [([3, 3], [1, 1], [0, 0, 0, 0], [2, 2]), ([2, 3], [2, 1], [1, 2, 0, 1], [3, 2])]
+        for (window, dilation) in
+            [(([3, 3], [1, 1], [0, 0, 0, 0]), [2, 2]), (([2, 3], [2, 1], [1, 2, 0, 1]), [3, 2])]
         {
-            let mut attributes = more.clone();
-            attributes.extend([
-                Attribute::ints("kernel_shape", &kernel),
-                Attribute::ints("strides", &stride),
-                Attribute::ints("pads", &pads),
-                Attribute::ints("dilations", &dilation),
-            ]);
-            let mut file = File::new(&[1, 3, 12, 10]);
-            file.model.opset_import[0].version = 19;
-            cases.push((
-                format!("{op} {attributes:?}"),
-                file.node(op, &["x"], "y", &attributes).bytes("y"),
-                2,
-            ));
+            cases.push(pool(op, more.clone(), window, Some(dilation)));
         }
     }
     cases

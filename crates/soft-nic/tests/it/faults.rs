@@ -85,6 +85,13 @@ impl Two {
         WorkRequest { datagram, ..WorkRequest::send(&self.from, 0, len) }
     }
 
+    /// Opens the channel from left to right, by a request that arrives.
+    pub fn open_channel(&mut self, request: &WorkRequest) {
+        self.left.post(self.a, request);
+        self.rounds(100);
+        assert_eq!(sent(&mut self.left, self.a), Some(Ok(())));
+    }
+
     /// Rounds of both, a µs each.
     pub fn rounds(&mut self, count: usize) {
         for _ in 0..count {

@@ -127,10 +127,7 @@ fn a_read_that_is_not_answered_is_not_the_one_that_is_late() {
 fn a_message_that_is_lost_does_not_hide_the_one_that_lies_in_its_peers_ring() {
     let mut two = Two::new("behind-the-ring", ServiceType::Rc, By::Memory);
     let write = WorkRequest::write(&two.from, 0, 8, &two.to, 0);
-    // The channel is open before.
-    two.left.post(two.a, &write);
-    two.rounds(100);
-    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+    two.open_channel(&write);
     two.left.post(two.a, &write);
     for _ in 0..20 {
         two.left.poll();

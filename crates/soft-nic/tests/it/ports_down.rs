@@ -1,4 +1,4 @@
-//! A port that is down: what waits, what is lost, and what completes all the same.
+//! A port that is down: which messages wait, which are lost, and which complete.
 
 use mlx5_device::commands::*;
 use mlx5_device::faults::{Injection, InjectionKind};
@@ -92,10 +92,7 @@ fn a_reliable_message_waits_for_the_port_as_long_as_it_has_retries() {
 fn a_request_that_lies_in_its_peers_ring_waits_without_retries_until_it_is_taken() {
     let mut two = Two::new("in-the-ring", ServiceType::Rc, By::Memory);
     let write = WorkRequest::write(&two.from, 0, 8, &two.to, 0);
-    // The channel is open before.
-    two.left.post(two.a, &write);
-    two.rounds(100);
-    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+    two.open_channel(&write);
     let bytes = two.from.fill(0, 8, 9);
     two.left.post(two.a, &write);
     // Longer than the time-out and all retries.
@@ -115,10 +112,7 @@ fn a_request_that_lies_in_its_peers_ring_waits_without_retries_until_it_is_taken
 fn a_reply_that_arrives_while_the_port_is_down_is_lost_too() {
     let mut two = Two::new("down-reply", ServiceType::Rc, By::Memory);
     let write = WorkRequest::write(&two.from, 0, 8, &two.to, 0);
-    // The channel is open before.
-    two.left.post(two.a, &write);
-    two.rounds(100);
-    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+    two.open_channel(&write);
     two.left.post(two.a, &write).poll();
     two.left.nic.set_link(0, 1, false).expect("device 0");
     two.rounds(100);
