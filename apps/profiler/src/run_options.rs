@@ -66,14 +66,13 @@ impl Options {
     /// The engine that was named, or whose options were; else the usual one, and what a line says of it.
     pub fn engine(&self) -> (Engine, Option<String>) {
         let named = self.launch.is_some() || self.gpu.is_named();
-        let usual = if named { Some(Engine::Cuda) } else { None };
-        let Some(engine) = self.engine.or(usual) else {
-            return match self.gpu.has_libraries() {
-                Ok(found) => (Engine::Cuda, Some(format!("--engine cuda: {found}"))),
-                Err(why) => (Engine::Cpu, Some(format!("--engine cpu, in the place of a GPU: {why:#}"))),
-            };
-        };
-        (engine, None)
+        if let Some(engine) = self.engine.or(named.then_some(Engine::Cuda)) {
+            return (engine, None);
+        }
+        match self.gpu.has_libraries() {
+            Ok(found) => (Engine::Cuda, Some(format!("--engine cuda: {found}"))),
+            Err(why) => (Engine::Cpu, Some(format!("--engine cpu, in the place of a GPU: {why:#}"))),
+        }
     }
 }
 
