@@ -232,8 +232,8 @@ static __device__ inline void conv_grouped_of(struct virtual_block b, const T *f
 #define DEPTHWISE 128 /* threads of a block of `depthwise` */
 #define DEPTHWISE_SIDE 5 /* of its largest window */
 
-/* `conv_grouped_of` for one channel a group and a window of SIDE rows and columns: all loads are under way at once. `staged`: weights of the
- * block's threads, which lie side by side where channels are last, but each thread needs all of a channel. */
+/* `conv_grouped_of` for one channel a group and a window of SIDE rows and columns. A thread issues all its loads before it adds. `staged`
+ * has the weights of the block's threads: with channels last the block loads them side by side, and a thread needs all of its channel. */
 template <unsigned int SIDE, typename T>
 static __device__ inline void depthwise_of(struct virtual_block b, const T *from, const T *weights, const float *bias, const T *residual,
                                            T *to, const struct convolution *shape, float *staged) {

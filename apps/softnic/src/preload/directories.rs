@@ -29,7 +29,7 @@ const OURS: c_int = -0x5074_0001;
 unsafe fn listing<'a>(stream: *mut libc::DIR) -> Option<&'a mut Listing> {
     // SAFETY: an open stream begins with a number, whosever it is.
     let is_ours = !stream.is_null() && unsafe { stream.cast::<c_int>().read() } == OURS;
-    // SAFETY: a box of ours which was not closed.
+    // SAFETY: `open_listing` made the box, and `closedir` has not dropped it.
     is_ours.then(|| unsafe { &mut *stream.cast::<Listing>() })
 }
 

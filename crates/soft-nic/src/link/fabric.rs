@@ -181,8 +181,8 @@ impl Fabric {
         }
     }
 
-    /// Tells the others where packets for us may be handed on: an address of ours, the port of our own there, and whether we own that
-    /// address's. At most [`PORTS`] count, see [`Link::join`]; what an earlier owner published is gone.
+    /// Publishes where other processes may hand packets on to this one: an address, this process's own port there, and whether it owns
+    /// port 4791 of that address. At most [`PORTS`] count, see [`Link::join`]; what an earlier owner published is gone.
     ///
     /// [`Link::join`]: super::Link::join
     pub fn publish_ports(&self, ports: impl Iterator<Item = (IpAddr, u16, bool)>) {

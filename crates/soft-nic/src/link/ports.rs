@@ -2,8 +2,8 @@
 //!
 //! The process that owns the port of an address gets every packet for it, and hands on what is for other processes of its fabric. It says
 //! in the directory that it owns the port. A process of another fabric, a plain socket or the kernel's own soft-RoCE (`rdma_rxe`)
-//! does not, and then nothing ever comes here: no counter of ours moves. `/proc/net/udp` and `/proc/net/udp6` (proc_net(5)) have
-//! the user of such a socket.
+//! does not. Then no packet arrives here, and no counter moves. `/proc/net/udp` and `/proc/net/udp6` (proc_net(5)) have the user of such
+//! a socket.
 
 use std::net::IpAddr;
 

@@ -31,7 +31,7 @@ fn a_port_keeps_to_its_rate_both_ways() {
             }
         }
         // Packets of 1024 bytes with 26 bytes around them on InfiniBand; a burst of 64 KiB comes on top, and up to 8 are
-        // under way.
+        // outstanding.
         let payload_gbps = (completed << 16) as f64 * 8.0 / (driver.now - start) as f64;
         let ideal = 10.0 * 1024.0 / 1050.0;
         assert!(
