@@ -54,6 +54,21 @@ extern "C" __global__ void __launch_bounds__(DEPTHWISE)
     depthwise_any_of(launched(), from, weights, bias, residual, to, &shape, staged);
 }
 
+/* Convolution with a window of one pixel, without stride and pads, whose channels are last. Their number is a multiple of four, and an
+ * image, a pixel and what is read begin at a multiple of four numbers. Launch: 256 threads; blocks: pixels / POINTWISE, outputs /
+ * POINTWISE / 8 * warps of a sum, images. */
+extern "C" __global__ void __launch_bounds__(256) pointwise(const float *from, const float *weights, const float *bias,
+                                                            const float *residual, float *to, struct convolution shape) {
+    __shared__ float parts[8 * POINTWISE * POINTWISE];
+    pointwise_of(launched(), from, weights, bias, residual, to, &shape, parts);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    pointwise_half(const struct half_number *from, const struct half_number *weights, const float *bias,
+                   const struct half_number *residual, struct half_number *to, struct convolution shape) {
+    __shared__ float parts[8 * POINTWISE * POINTWISE];
+    pointwise_of(launched(), from, weights, bias, residual, to, &shape, parts);
+}
+
 /* Adds bias and residual to what a library's convolution left in `to`, and applies the activation. Launch: as `conv_grouped`. */
 extern "C" __global__ void __launch_bounds__(128) conv_finish(const float *bias, const float *residual, float *to,
                                                               struct convolution shape) {

@@ -229,6 +229,79 @@ static __device__ inline void conv_grouped_of(struct virtual_block b, const T *f
     finish(b, sum, output, pixel, bias, residual, to, shape);
 }
 
+#define POINTWISE 4 /* outputs and pixels of a product of `pointwise` */
+#define POINTWISE_DEPTH 128 /* of the sum, for one load of each lane of a warp */
+
+/* Four numbers that begin at a multiple of their length, by one load. */
+static __device__ inline float4 four(const float *at) { return *(const float4 *)at; }
+static __device__ inline float4 four(const struct half_number *at) {
+    const unsigned long long bits = *(const unsigned long long *)at;
+    const struct half_number each[4] = {
+        {(unsigned short)bits}, {(unsigned short)(bits >> 16)}, {(unsigned short)(bits >> 32)}, {(unsigned short)(bits >> 48)}};
+    return make_float4(number(each[0]), number(each[1]), number(each[2]), number(each[3]));
+}
+
+/* How many of a block's eight warps share the sum of a product, so that each has few loads behind one another. */
+static __device__ inline unsigned int warps_of_sum(unsigned int depth) {
+    unsigned int warps = 1;
+    while (warps < 8 && warps * POINTWISE_DEPTH < depth) warps *= 2;
+    return warps;
+}
+
+/* Adds the sums of a warp's lanes; lanes 2 n and 2 n + 1 return sum n. Half of the sums that a lane still has go to another one. */
+static __device__ inline float sum_of_lanes(float *sums, unsigned int lane) {
+    unsigned int half, nth;
+    UNROLL for (half = POINTWISE * POINTWISE / 2; half > 0; half /= 2)
+        UNROLL for (nth = 0; nth < half; nth++) {
+            const bool is_upper = lane & 2 * half;
+            const float given = is_upper ? sums[nth] : sums[nth + half], kept = is_upper ? sums[nth + half] : sums[nth];
+            sums[nth] = kept + __shfl_xor_sync(0xffffffffu, given, (int)(2 * half));
+        }
+    return sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1);
+}
+
+/* A convolution of single pixels, of few of them: their number and the outputs' would not fill a GPU with larger tiles. Warps share a
+ * product of POINTWISE pixels and outputs. `parts` has a number for each of them and each warp. */
+template <typename T>
+static __device__ inline void pointwise_of(struct virtual_block b, const T *from, const T *weights, const float *bias, const T *residual,
+                                           T *to, const struct convolution *shape, float *parts) {
+    enum { PRODUCT = POINTWISE * POINTWISE };
+    const unsigned int depth = shape->from.channels, outputs = shape->to.channels, pixels = shape->to.rows * shape->to.columns;
+    const unsigned int lane = b.thread % 32, warp = b.thread / 32, warps = warps_of_sum(depth);
+    const unsigned int first_pixel = b.x * POINTWISE, first_output = (b.y * (8 / warps) + warp / warps) * POINTWISE;
+    const unsigned int pixel = first_pixel + lane / 2 / POINTWISE, output = first_output + lane / 2 % POINTWISE;
+    const bool is_mine = lane % 2 == 0 && warp % warps == 0 && pixel < pixels && output < outputs;
+    const T *seen[POINTWISE], *taken[POINTWISE];
+    float sums[PRODUCT] = {0}, behind = 0, sum;
+    unsigned int at, i, j;
+    UNROLL for (i = 0; i < POINTWISE; i++) {
+        /* Of one behind the last nothing is kept. */
+        seen[i] = from + place_at(&shape->from, b.z, 0, first_pixel + i < pixels ? first_pixel + i : 0);
+        taken[i] = weights + (size_t)(first_output + i < outputs ? first_output + i : 0) * depth;
+    }
+    if (is_mine && bias) behind = bias[output];
+    if (is_mine && residual) behind += number(residual[place_at(&shape->residual, b.z, output, pixel)]);
+    for (at = (warp % warps * 32 + lane) * 4; at < depth; at += warps * POINTWISE_DEPTH) {
+        float4 left[POINTWISE], right[POINTWISE];
+        UNROLL for (i = 0; i < POINTWISE; i++) {
+            left[i] = four(seen[i] + at);
+            right[i] = four(taken[i] + at);
+        }
+        UNROLL for (i = 0; i < POINTWISE; i++)
+            UNROLL for (j = 0; j < POINTWISE; j++)
+                sums[i * POINTWISE + j] += left[i].x * right[j].x + left[i].y * right[j].y + left[i].z * right[j].z + left[i].w * right[j].w;
+    }
+    sum = sum_of_lanes(sums, lane);
+    if (warps > 1) {
+        if (lane % 2 == 0) parts[warp * PRODUCT + lane / 2] = sum;
+        __syncthreads();
+        for (i = 1; i < warps && is_mine; i++) sum += parts[(warp + i) * PRODUCT + lane / 2];
+        /* Behind it a resident block may begin another one. */
+        __syncthreads();
+    }
+    if (is_mine) keep(&to[place_at(&shape->to, b.z, output, pixel)], activate(shape->activation, sum + behind));
+}
+
 #define DEPTHWISE 128 /* threads of a block of `depthwise` */
 #define DEPTHWISE_SIDE 5 /* of its largest window */
 

@@ -20,7 +20,8 @@ enum {
     OPERATION_STORE,
     OPERATION_CONV_LOAD,
     OPERATION_EXCITE,
-    OPERATION_DEPTHWISE
+    OPERATION_DEPTHWISE,
+    OPERATION_POINTWISE
 };
 
 #define RESIDENT_THREADS 256 /* of a block: as many as any operator's block has, or a multiple */
@@ -71,6 +72,10 @@ static __device__ inline void run_block(const struct step *step, struct virtual_
     case OPERATION_DEPTHWISE: /* whose blocks would need a barrier of their own */
         conv_grouped_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4],
                         &step->shape.convolution);
+        break;
+    case OPERATION_POINTWISE:
+        pointwise_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4],
+                     &step->shape.convolution, &tiles->single.left[0][0]);
         break;
     case OPERATION_LINEAR:
         linear_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (T *)to[3], &step->shape.elements);

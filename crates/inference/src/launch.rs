@@ -11,6 +11,12 @@ const HALF_PIXELS: u32 = 128;
 /// Channels and pixels of a block of `excite`: EXCITED and EXCITED_PIXELS of `kernels/operators.h`.
 const EXCITED: u32 = 8;
 const EXCITED_PIXELS: u32 = 64;
+/// Outputs and pixels of a product of `pointwise`, and the depth that one warp sums: POINTWISE and POINTWISE_DEPTH of
+/// `kernels/operators.h`.
+const POINTWISE: u32 = 4;
+const POINTWISE_DEPTH: u32 = 128;
+/// Outputs of an image above which the tiles of `conv_tiled` fill a GPU.
+const FEW: u32 = 1 << 17;
 /// Elements that a thread of `store` stores: STORED of `kernels/operators.h`.
 const STORED: u32 = 4;
 
@@ -258,7 +264,12 @@ impl StepOf<'_> {
         words[29] = groups;
         let residual = residual.map_or(Argument::Null, |source| self.argument(source));
         let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
-        let (kernel, blocks, threads) = if groups == 1 {
+        let (kernel, blocks, threads) = if groups == 1 && self.is_pointwise(window, &words) {
+            let warps = words[0].div_ceil(POINTWISE_DEPTH).next_power_of_two().min(8);
+            let of_block = POINTWISE * 8 / warps;
+            let blocks = [(rows * columns).div_ceil(POINTWISE), outputs.div_ceil(of_block), batch];
+            (both!("pointwise"), blocks, 256)
+        } else if groups == 1 {
             let pixels = if self.plan.format.precision == Precision::Half { HALF_PIXELS } else { TILE };
             let of_slot = matches!(self.step.reads[0], Source::Input(_));
             let kernel = if of_slot { both!("conv_load") } else { both!("conv_tiled") };
@@ -274,6 +285,17 @@ impl StepOf<'_> {
             (kernel, [(rows * columns * outputs).div_ceil(128), 1, batch], 128)
         };
         self.launch(kernel, blocks, threads, arguments, Argument::Conv(words))
+    }
+
+    /// Whether `pointwise` computes a convolution of one group. `words`: its `struct convolution`.
+    fn is_pointwise(&self, window: &Window, words: &[u32; 30]) -> bool {
+        let Source::Arena(place) = self.step.reads[0] else { return false };
+        let Window { kernel: [1, 1], stride: [1, 1], pads: [0, 0, 0, 0], .. } = window else { return false };
+        let four = 4 * self.plan.format.precision.bytes();
+        let [channels, _, _, image, channel, pixel] = [0, 1, 2, 3, 4, 5].map(|at| words[at]);
+        let fours = [channels, image, pixel].iter().all(|by| by.is_multiple_of(4));
+        let few = words[6] * words[7] * words[8] <= FEW;
+        few && fours && channel == 1 && self.plan.byte(&place).is_multiple_of(four)
     }
 
     /// `struct convolution` without window and groups.
@@ -442,6 +464,8 @@ mod tests {
             ("HALF_PIXELS", HALF_PIXELS),
             ("HALF_DEPTH", TERMS as u32),
             ("DEPTHWISE", 128),
+            ("POINTWISE", POINTWISE),
+            ("POINTWISE_DEPTH", POINTWISE_DEPTH),
             ("EXCITED", EXCITED),
             ("EXCITED_PIXELS", EXCITED_PIXELS),
             ("STORED", STORED),

@@ -17,7 +17,7 @@ use crate::plan::Plan;
 /// Threads of a block of a resident kernel.
 pub const THREADS: u32 = 256;
 /// The operators of `kernels/resident.cu` by number.
-const OPERATIONS: [&str; 12] = [
+const OPERATIONS: [&str; 13] = [
     "conv_tiled",
     "conv_grouped",
     "linear",
@@ -30,6 +30,7 @@ const OPERATIONS: [&str; 12] = [
     "conv_load",
     "excite",
     "depthwise",
+    "pointwise",
 ];
 /// The longest that a block waits for the others at a step's end.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);

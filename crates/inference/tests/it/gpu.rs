@@ -28,6 +28,7 @@ fn kernels_compile_for_every_gpu_that_the_toolkit_knows() {
             "conv_tiled",
             "conv_grouped",
             "depthwise",
+            "pointwise",
             "linear",
             "pool",
             "mean",
