@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(DEPTHWISE)
 
 /* Convolution with a window of one pixel, without stride and pads, whose channels are last. Their number is a multiple of four, and an
  * image, a pixel and what is read begin at a multiple of four numbers. Launch: 256 threads; blocks: pixels / POINTWISE, outputs /
- * POINTWISE / 8 * warps of a sum, images. */
+ * POINTWISE / 8 * the warps of a sum, images. */
 extern "C" __global__ void __launch_bounds__(256) pointwise(const float *from, const float *weights, const float *bias,
                                                             const float *residual, float *to, struct convolution shape) {
     __shared__ float parts[8 * POINTWISE * POINTWISE];
@@ -110,13 +110,15 @@ extern "C" __global__ void __launch_bounds__(256) pool_half(const struct half_nu
     pool_of(launched(), from, to, &shape);
 }
 
-/* The mean of each channel, a warp a channel. Launch: 128 threads; blocks: channels / 4, images. */
-extern "C" __global__ void __launch_bounds__(128) mean(const float *from, float *to, struct elements shape) {
-    mean_of(launched(), from, to, &shape);
+/* The mean of each channel. Launch: 256 threads; blocks: channels / 8, or channels where an image has more than MEAN pixels; images. */
+extern "C" __global__ void __launch_bounds__(256) mean(const float *from, float *to, struct elements shape) {
+    __shared__ float parts[8];
+    mean_of(launched(), from, to, &shape, parts);
 }
-extern "C" __global__ void __launch_bounds__(128) mean_half(const struct half_number *from, struct half_number *to,
+extern "C" __global__ void __launch_bounds__(256) mean_half(const struct half_number *from, struct half_number *to,
                                                             struct elements shape) {
-    mean_of(launched(), from, to, &shape);
+    __shared__ float parts[8];
+    mean_of(launched(), from, to, &shape, parts);
 }
 
 /* Images times the activation of weights times `squeezed`, a number for each channel. Launch: 256 threads; blocks: pixels / EXCITED_PIXELS,

@@ -232,6 +232,20 @@ static __device__ inline void conv_grouped_of(struct virtual_block b, const T *f
 #define POINTWISE 4 /* outputs and pixels of a product of `pointwise` */
 #define POINTWISE_DEPTH 128 /* of the sum, for one load of each lane of a warp */
 
+/* Bias and residual of an output: what a thread may load before it knows the sum. */
+struct behind {
+    float bias, residual;
+};
+
+template <typename T>
+static __device__ inline struct behind behind_of(bool is_mine, unsigned int image, unsigned int output, unsigned int pixel,
+                                                 const float *bias, const T *residual, const struct convolution *shape) {
+    struct behind behind = {0, 0};
+    if (is_mine && bias) behind.bias = bias[output];
+    if (is_mine && residual) behind.residual = number(residual[place_at(&shape->residual, image, output, pixel)]);
+    return behind;
+}
+
 /* Four numbers that begin at a multiple of their length, by one load. */
 static __device__ inline float4 four(const float *at) { return *(const float4 *)at; }
 static __device__ inline float4 four(const struct half_number *at) {
@@ -241,24 +255,26 @@ static __device__ inline float4 four(const struct half_number *at) {
     return make_float4(number(each[0]), number(each[1]), number(each[2]), number(each[3]));
 }
 
-/* How many of a block's eight warps share the sum of a product, so that each has few loads behind one another. */
+/* Two to the power of this many of a block's eight warps share the sum of a product, so that each has few loads behind one another. */
 static __device__ inline unsigned int warps_of_sum(unsigned int depth) {
-    unsigned int warps = 1;
-    while (warps < 8 && warps * POINTWISE_DEPTH < depth) warps *= 2;
-    return warps;
+    return depth <= POINTWISE_DEPTH ? 0 : depth <= 2 * POINTWISE_DEPTH ? 1 : depth <= 4 * POINTWISE_DEPTH ? 2 : 3;
 }
 
-/* Adds the sums of a warp's lanes; lanes 2 n and 2 n + 1 return sum n. Half of the sums that a lane still has go to another one. */
-static __device__ inline float sum_of_lanes(float *sums, unsigned int lane) {
-    unsigned int half, nth;
-    UNROLL for (half = POINTWISE * POINTWISE / 2; half > 0; half /= 2)
-        UNROLL for (nth = 0; nth < half; nth++) {
-            const bool is_upper = lane & 2 * half;
-            const float given = is_upper ? sums[nth] : sums[nth + half], kept = is_upper ? sums[nth + half] : sums[nth];
-            sums[nth] = kept + __shfl_xor_sync(0xffffffffu, given, (int)(2 * half));
+/* Adds 2 * HALF sums of lanes that are HALF, HALF / 2 … 1 times two apart: a lane gives half of its sums to another and has the others.
+ * Lanes 2 n and 2 n + 1 return sum n. */
+template <unsigned int HALF> struct lanes {
+    static __device__ inline float sum(float *sums, unsigned int lane) {
+        const bool is_upper = lane & 2 * HALF;
+        UNROLL for (unsigned int nth = 0; nth < HALF; nth++) {
+            const float given = is_upper ? sums[nth] : sums[nth + HALF], kept = is_upper ? sums[nth + HALF] : sums[nth];
+            sums[nth] = kept + __shfl_xor_sync(0xffffffffu, given, (int)(2 * HALF));
         }
-    return sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1);
-}
+        return lanes<HALF / 2>::sum(sums, lane);
+    }
+};
+template <> struct lanes<0> {
+    static __device__ inline float sum(float *sums, unsigned int) { return sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1); }
+};
 
 /* A convolution of single pixels, of few of them: their number and the outputs' would not fill a GPU with larger tiles. Warps share a
  * product of POINTWISE pixels and outputs. `parts` has a number for each of them and each warp. */
@@ -267,21 +283,21 @@ static __device__ inline void pointwise_of(struct virtual_block b, const T *from
                                            T *to, const struct convolution *shape, float *parts) {
     enum { PRODUCT = POINTWISE * POINTWISE };
     const unsigned int depth = shape->from.channels, outputs = shape->to.channels, pixels = shape->to.rows * shape->to.columns;
-    const unsigned int lane = b.thread % 32, warp = b.thread / 32, warps = warps_of_sum(depth);
-    const unsigned int first_pixel = b.x * POINTWISE, first_output = (b.y * (8 / warps) + warp / warps) * POINTWISE;
+    const unsigned int lane = b.thread % 32, warp = b.thread / 32, shift = warps_of_sum(depth), warps = 1 << shift;
+    const unsigned int first_pixel = b.x * POINTWISE, first_output = ((b.y * 8 + warp) >> shift) * POINTWISE;
+    const unsigned int part = warp & (warps - 1);
     const unsigned int pixel = first_pixel + lane / 2 / POINTWISE, output = first_output + lane / 2 % POINTWISE;
-    const bool is_mine = lane % 2 == 0 && warp % warps == 0 && pixel < pixels && output < outputs;
+    const bool is_mine = lane % 2 == 0 && part == 0 && pixel < pixels && output < outputs;
     const T *seen[POINTWISE], *taken[POINTWISE];
-    float sums[PRODUCT] = {0}, behind = 0, sum;
+    const struct behind behind = behind_of(is_mine, b.z, output, pixel, bias, residual, shape);
+    float sums[PRODUCT] = {0}, sum;
     unsigned int at, i, j;
     UNROLL for (i = 0; i < POINTWISE; i++) {
         /* Of one behind the last nothing is kept. */
         seen[i] = from + place_at(&shape->from, b.z, 0, first_pixel + i < pixels ? first_pixel + i : 0);
         taken[i] = weights + (size_t)(first_output + i < outputs ? first_output + i : 0) * depth;
     }
-    if (is_mine && bias) behind = bias[output];
-    if (is_mine && residual) behind += number(residual[place_at(&shape->residual, b.z, output, pixel)]);
-    for (at = (warp % warps * 32 + lane) * 4; at < depth; at += warps * POINTWISE_DEPTH) {
+    for (at = (part * 32 + lane) * 4; at < depth; at += warps * POINTWISE_DEPTH) {
         float4 left[POINTWISE], right[POINTWISE];
         UNROLL for (i = 0; i < POINTWISE; i++) {
             left[i] = four(seen[i] + at);
@@ -291,7 +307,7 @@ static __device__ inline void pointwise_of(struct virtual_block b, const T *from
             UNROLL for (j = 0; j < POINTWISE; j++)
                 sums[i * POINTWISE + j] += left[i].x * right[j].x + left[i].y * right[j].y + left[i].z * right[j].z + left[i].w * right[j].w;
     }
-    sum = sum_of_lanes(sums, lane);
+    sum = lanes<PRODUCT / 2>::sum(sums, lane);
     if (warps > 1) {
         if (lane % 2 == 0) parts[warp * PRODUCT + lane / 2] = sum;
         __syncthreads();
@@ -299,7 +315,7 @@ static __device__ inline void pointwise_of(struct virtual_block b, const T *from
         /* Behind it a resident block may begin another one. */
         __syncthreads();
     }
-    if (is_mine) keep(&to[place_at(&shape->to, b.z, output, pixel)], activate(shape->activation, sum + behind));
+    if (is_mine) keep(&to[place_at(&shape->to, b.z, output, pixel)], activate(shape->activation, sum + behind.bias + behind.residual));
 }
 
 #define DEPTHWISE 128 /* threads of a block of `depthwise` */
@@ -314,33 +330,46 @@ static __device__ inline void depthwise_of(struct virtual_block b, const T *from
     const struct window w = shape->window;
     const struct extent in = shape->from;
     const unsigned int pixels = shape->to.rows * shape->to.columns, channels = shape->to.channels, begin = b.x * DEPTHWISE;
-    const bool last = shape->to.channel == 1;
-    const bool inside = begin + b.thread < pixels * channels;
-    const unsigned int at = element_of(&shape->to, begin + b.thread), channel = at / pixels, pixel = at % pixels;
-    const unsigned int row = pixel / shape->to.columns * w.stride_rows, column = pixel % shape->to.columns * w.stride_columns;
+    /* Neighbours take neighbours in memory. */
+    const bool is_last = shape->to.channel == 1;
+    const unsigned int at = begin + b.thread, slow = at / (is_last ? channels : pixels), fast = at % (is_last ? channels : pixels);
+    const unsigned int channel = is_last ? fast : slow, pixel = is_last ? slow : fast;
+    /* With fewer channels a block would have each of them several times. */
+    const bool is_staged = is_last && 2 * channels >= DEPTHWISE, inside = at < pixels * channels;
+    const unsigned int row = pixel / shape->to.columns * w.stride_rows - w.pad_top;
+    const unsigned int column = pixel % shape->to.columns * w.stride_columns - w.pad_left;
     const T *image = from + (size_t)b.z * in.image + (size_t)channel * in.channel;
+    const struct behind behind = behind_of(inside, b.z, channel, pixel, bias, residual, shape);
     float seen[TAPS], sum = 0;
-    unsigned int nth;
-    UNROLL for (nth = 0; nth < TAPS; nth++) {
-        const unsigned int y = row + nth / SIDE * w.dilation_rows - w.pad_top, x = column + nth % SIDE * w.dilation_columns - w.pad_left;
-        /* Above and left of the image the differences wrap. */
-        const bool seen_here = inside && y < in.rows && x < in.columns;
-        seen[nth] = seen_here ? number(image[(size_t)(y * in.columns + x) * in.pixel]) : 0.0f;
+    unsigned int places[SIDE], nth, i, j;
+    bool is_inside[SIDE];
+    /* Above and left of the image the differences wrap. An image has fewer than 2^32 elements. */
+    UNROLL for (j = 0; j < SIDE; j++) {
+        const unsigned int x = column + j * w.dilation_columns;
+        places[j] = x * in.pixel;
+        is_inside[j] = x < in.columns;
     }
-    if (last) {
+    UNROLL for (i = 0; i < SIDE; i++) {
+        const unsigned int y = row + i * w.dilation_rows;
+        const bool sees = inside && y < in.rows;
+        const T *line = image + (sees ? y * in.columns * in.pixel : 0);
+        UNROLL for (j = 0; j < SIDE; j++) seen[i * SIDE + j] = sees && is_inside[j] ? number(line[places[j]]) : 0.0f;
+    }
+    if (is_staged) {
         const unsigned int first = begin % channels;
         UNROLL for (nth = 0; nth < TAPS; nth++) {
             const unsigned int place = nth * DEPTHWISE + b.thread;
             unsigned int of = first + place / TAPS;
-            of = channels < DEPTHWISE ? of % channels : of >= channels ? of - channels : of;
+            if (of >= channels) of -= channels;
+            if (of >= channels) of -= channels;
             staged[place] = number(weights[of * TAPS + place % TAPS]);
         }
         __syncthreads();
     }
     if (!inside) return;
     UNROLL for (nth = 0; nth < TAPS; nth++)
-        sum += seen[nth] * (last ? staged[b.thread * TAPS + nth] : number(weights[channel * TAPS + nth]));
-    finish(b, sum, channel, pixel, bias, residual, to, shape);
+        sum += seen[nth] * (is_staged ? staged[b.thread * TAPS + nth] : number(weights[channel * TAPS + nth]));
+    keep(&to[place_at(&shape->to, b.z, channel, pixel)], activate(shape->activation, sum + behind.bias + behind.residual));
 }
 
 template <typename T>
@@ -418,24 +447,36 @@ static __device__ inline void pool_of(struct virtual_block b, const T *from, T *
     keep(&to[place_of(&shape->to, b.y, at)], shape->mean == 0 ? most : sum / (shape->mean == 1 ? seen : with_pads));
 }
 
+#define MEAN 512 /* pixels above which all warps of a block of `mean` share a channel */
+
+/* `parts` has a number for each of eight warps. */
 template <typename T>
-static __device__ inline void mean_of(struct virtual_block b, const T *from, T *to, const struct elements *shape) {
+static __device__ inline void mean_of(struct virtual_block b, const T *from, T *to, const struct elements *shape, float *parts) {
     const struct extent in = shape->from;
-    const unsigned int channel = b.x * 4 + b.thread / 32, lane = b.thread % 32, pixels = in.rows * in.columns;
+    const unsigned int lane = b.thread % 32, warp = b.thread / 32, pixels = in.rows * in.columns;
+    const bool is_shared = pixels > MEAN;
+    const unsigned int channel = is_shared ? b.x : b.x * 8 + warp, by = is_shared ? 256 : 32;
     const T *image = from + (size_t)b.y * in.image + (size_t)channel * in.channel;
     float sum = 0, seen[16];
     unsigned int begin, nth;
     /* As many loads at once as there are registers for: with channels last each is of another line. */
     if (channel < in.channels)
-        for (begin = lane; begin < pixels; begin += 32 * 16) {
+        for (begin = is_shared ? b.thread : lane; begin < pixels; begin += by * 16) {
             UNROLL for (nth = 0; nth < 16; nth++) {
-                const unsigned int at = begin + 32 * nth;
+                const unsigned int at = begin + by * nth;
                 seen[nth] = at < pixels ? number(image[(size_t)at * in.pixel]) : 0.0f;
             }
             UNROLL for (nth = 0; nth < 16; nth++) sum += seen[nth];
         }
-    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
-    if (lane == 0 && channel < in.channels)
+    for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
+    if (is_shared) {
+        if (lane == 0) parts[warp] = sum;
+        __syncthreads();
+        for (nth = 1; nth < 8 && b.thread == 0; nth++) sum += parts[nth];
+        /* Behind it a resident block may begin another one. */
+        __syncthreads();
+    }
+    if (lane == 0 && (!is_shared || warp == 0) && channel < in.channels)
         keep(&to[place_of(&shape->to, b.y, channel)], activate(shape->activation, sum / pixels));
 }
 

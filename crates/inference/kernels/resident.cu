@@ -81,7 +81,9 @@ static __device__ inline void run_block(const struct step *step, struct virtual_
         linear_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (T *)to[3], &step->shape.elements);
         break;
     case OPERATION_POOL: pool_of(b, (const T *)to[0], (T *)to[1], &step->shape.pooling); break;
-    case OPERATION_MEAN: mean_of(b, (const T *)to[0], (T *)to[1], &step->shape.elements); break;
+    case OPERATION_MEAN:
+        mean_of(b, (const T *)to[0], (T *)to[1], &step->shape.elements, &tiles->single.left[0][0]);
+        break;
     case OPERATION_EXCITE:
         excite_of(b, (const T *)to[0], (const T *)to[1], (const float *)to[2], (const T *)to[3], (T *)to[4], &step->shape.elements,
                   &tiles->single.left[0][0]);

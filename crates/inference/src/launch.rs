@@ -15,6 +15,8 @@ const EXCITED_PIXELS: u32 = 64;
 /// `kernels/operators.h`.
 const POINTWISE: u32 = 4;
 const POINTWISE_DEPTH: u32 = 128;
+/// Pixels above which a block of `mean` computes one channel: MEAN of `kernels/operators.h`.
+const MEAN: u32 = 512;
 /// Outputs of an image above which the tiles of `conv_tiled` fill a GPU.
 const FEW: u32 = 1 << 17;
 /// Elements that a thread of `store` stores: STORED of `kernels/operators.h`.
@@ -106,10 +108,11 @@ fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
             step_of.pool(window, if *count_pads { 2 } else { 1 })
         }
         Task::Compute { op: Op::GlobalAveragePool, activation, .. } => {
-            let [batch, channels, ..] = step.from.image().expect("images");
-            let blocks = [channels.div_ceil(4) as u32, batch as u32, 1];
+            let (batch, [channels, rows, columns]) = parts(&step.from);
+            let blocks = if rows * columns > MEAN { channels } else { channels.div_ceil(8) };
             let shape = Argument::Elements(step_of.elements(*activation, 0));
-            step_of.launch(both!("mean"), blocks, 128, vec![step_of.read(0), step_of.write()], shape)
+            let arguments = vec![step_of.read(0), step_of.write()];
+            step_of.launch(both!("mean"), [blocks, batch, 1], 256, arguments, shape)
         }
         Task::Compute { op: Op::DepthToSpace { block }, .. } => {
             let shape = step_of.elements(None, *block as u32);
@@ -245,6 +248,10 @@ impl StepOf<'_> {
     }
 
     fn linear(&self, activation: Option<Activation>) -> Launch {
+        let words = self.convolution_words(None, activation);
+        if self.is_pointwise(&words) {
+            return self.pointwise(None, words);
+        }
         let (batch, [outputs, ..]) = parts(&self.step.to);
         let arguments = vec![self.read(0), self.read(1), self.bias(), self.write()];
         let shape = Argument::Elements(self.elements(activation, 0));
@@ -262,14 +269,13 @@ impl StepOf<'_> {
         let mut words = self.convolution_words(residual, activation);
         words[18..26].copy_from_slice(&window_words(window));
         words[29] = groups;
+        let is_single = matches!(window, Window { kernel: [1, 1], stride: [1, 1], pads: [0, 0, 0, 0], .. });
+        if groups == 1 && is_single && self.is_pointwise(&words) {
+            return self.pointwise(residual, words);
+        }
         let residual = residual.map_or(Argument::Null, |source| self.argument(source));
         let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
-        let (kernel, blocks, threads) = if groups == 1 && self.is_pointwise(window, &words) {
-            let warps = words[0].div_ceil(POINTWISE_DEPTH).next_power_of_two().min(8);
-            let of_block = POINTWISE * 8 / warps;
-            let blocks = [(rows * columns).div_ceil(POINTWISE), outputs.div_ceil(of_block), batch];
-            (both!("pointwise"), blocks, 256)
-        } else if groups == 1 {
+        let (kernel, blocks, threads) = if groups == 1 {
             let pixels = if self.plan.format.precision == Precision::Half { HALF_PIXELS } else { TILE };
             let of_slot = matches!(self.step.reads[0], Source::Input(_));
             let kernel = if of_slot { both!("conv_load") } else { both!("conv_tiled") };
@@ -287,15 +293,23 @@ impl StepOf<'_> {
         self.launch(kernel, blocks, threads, arguments, Argument::Conv(words))
     }
 
-    /// Whether `pointwise` computes a convolution of one group. `words`: its `struct convolution`.
-    fn is_pointwise(&self, window: &Window, words: &[u32; 30]) -> bool {
+    /// Whether `pointwise` computes a convolution of single pixels. `words`: its `struct convolution`.
+    fn is_pointwise(&self, words: &[u32; 30]) -> bool {
         let Source::Arena(place) = self.step.reads[0] else { return false };
-        let Window { kernel: [1, 1], stride: [1, 1], pads: [0, 0, 0, 0], .. } = window else { return false };
-        let four = 4 * self.plan.format.precision.bytes();
-        let [channels, _, _, image, channel, pixel] = [0, 1, 2, 3, 4, 5].map(|at| words[at]);
+        let [channels, _, _, image, channel, pixel, outputs, rows, columns] =
+            std::array::from_fn(|at| words[at]);
         let fours = [channels, image, pixel].iter().all(|by| by.is_multiple_of(4));
-        let few = words[6] * words[7] * words[8] <= FEW;
-        few && fours && channel == 1 && self.plan.byte(&place).is_multiple_of(four)
+        let begins_there = self.plan.byte(&place).is_multiple_of(4 * self.plan.format.precision.bytes());
+        channel == 1 && fours && begins_there && outputs * rows * columns <= FEW
+    }
+
+    fn pointwise(&self, residual: Option<Source>, words: [u32; 30]) -> Launch {
+        let (batch, [outputs, rows, columns]) = parts(&self.step.to);
+        let warps = words[0].div_ceil(POINTWISE_DEPTH).next_power_of_two().min(8);
+        let blocks = [(rows * columns).div_ceil(POINTWISE), outputs.div_ceil(POINTWISE * 8 / warps), batch];
+        let residual = residual.map_or(Argument::Null, |source| self.argument(source));
+        let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
+        self.launch(both!("pointwise"), blocks, 256, arguments, Argument::Conv(words))
     }
 
     /// `struct convolution` without window and groups.
@@ -464,6 +478,7 @@ mod tests {
             ("HALF_PIXELS", HALF_PIXELS),
             ("HALF_DEPTH", TERMS as u32),
             ("DEPTHWISE", 128),
+            ("MEAN", MEAN),
             ("POINTWISE", POINTWISE),
             ("POINTWISE_DEPTH", POINTWISE_DEPTH),
             ("EXCITED", EXCITED),
