@@ -15,7 +15,7 @@ use super::convolution::{self, Fused};
 use super::kept::{self, Kept};
 use super::libraries::{By, Chosen, Libraries, Tried};
 use super::library_plan::{Candidate, LibraryPlan, Present};
-use super::limits::{BETWEEN, LIMIT, WORKSPACE};
+use super::limits::{BETWEEN, LIMIT, STRETCH, WORKSPACE};
 use super::memory::{Memory, floats, memory};
 use super::ready::{Place, Ready, words_of};
 use super::timed::Timed;
@@ -103,7 +103,7 @@ pub fn decide(
     let (cache, place, versions) = (Cache::usual(), place(code)?, present.versions()?);
     let all = plan.steps.iter().flat_map(|step| convolution::ways(plan, step)).map(|(_, of)| of);
     let mut trials = Trials::new(cache.folder(), format!("{place}, {versions}"), all, &say);
-    let key = key(plan, &place, &trials);
+    let key = key(plan, own, &place, &trials);
     let kept = if libraries.again { None } else { kept(&cache, &key, &versions, plan, &say) };
     if let Some(kept) = kept {
         match recall(plan, own, present, &kept) {
@@ -140,14 +140,15 @@ fn place(code: &Code) -> Result<String, EngineError> {
 }
 
 /// All that a choice depends on but the libraries' versions, which stand in the entry.
-fn key(plan: &Plan, place: &str, trials: &Trials<'_>) -> Key {
+fn key(plan: &Plan, own: &[Launch], place: &str, trials: &Trials<'_>) -> Key {
     let mut key = KeyBuilder::default()
         .part("choices", b"7")
         .part("place", place.as_bytes())
         .part("workspace", &WORKSPACE.to_le_bytes())
         .part("plan", format!("{:?} {:?} {:?}", plan.format, plan.arena, plan.steps).as_bytes());
-    for step in &plan.steps {
-        key = key.part("ways", format!("{:?}", convolution::ways(plan, step)).as_bytes());
+    for (step, launch) in plan.steps.iter().zip(own) {
+        let own = (launch.kernel, launch.blocks, launch.threads);
+        key = key.part("ways", format!("{own:?} {:?}", convolution::ways(plan, step)).as_bytes());
     }
     for engine in trials.left_out() {
         key = key.part("left out", engine.as_bytes());
@@ -407,7 +408,7 @@ impl<'a> Bench<'a> {
         // The noise that lay there before. An engine that writes nothing must not find our kernel's result.
         self.copy(step, &self.original, &self.memory.arena)?;
         self.put(&ready, step, &self.stream)?;
-        self.stream.wait("a way to compute a step", LIMIT)?;
+        self.stream.wait("a way to compute a step", STRETCH)?;
         tried.distance = self.compare(step, &self.wanted)?;
         let tolerance = layers::tolerance(self.plan.format.precision);
         if tried.distance >= tolerance {

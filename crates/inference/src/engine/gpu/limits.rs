@@ -5,6 +5,10 @@ use std::time::Duration;
 /// The longest that a copy or a run of a model may take.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
+/// The longest that a way to compute a step may take, once or in a timed graph of twenty runs: a thousand times what the slowest one
+/// takes. Behind one that does not end the program starts again.
+pub const STRETCH: Duration = Duration::from_secs(10);
+
 /// Bytes of workspace that a library's plan has at most.
 pub const WORKSPACE: usize = 64 << 20;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu::{DeviceGraph, GpuTimer, Graph, Stream};
 
-use super::limits::LIMIT;
+use super::limits::{LIMIT, STRETCH};
 use crate::engine::EngineError;
 
 /// A graph of several runs, with a timer.
@@ -37,8 +37,8 @@ impl Timed {
         // SAFETY: the caller keeps what the graph uses.
         unsafe { self.graph.launch(stream) }?;
         self.timer.finish(stream)?;
-        let elapsed = self.timer.elapsed(LIMIT)?;
-        stream.wait("a timed graph", LIMIT)?;
+        let elapsed = self.timer.elapsed(STRETCH)?;
+        stream.wait("a timed graph", STRETCH)?;
         Ok(elapsed / self.times as u32)
     }
 }

@@ -75,11 +75,23 @@ fn another_kernel_or_header_of_ours_makes_other_choices() {
 }
 
 #[test]
+fn another_launch_of_our_kernels_makes_other_choices() {
+    let plan = small();
+    let trials = Trials::new(None, "GPU".into(), std::iter::empty(), &|_| ());
+    let own = launch::launches(&plan).expect("they are few");
+    let mut other = own.clone();
+    other[1].blocks[0] += 1;
+    assert_eq!(key(&plan, &own, "GPU", &trials), key(&plan, &own, "GPU", &trials));
+    assert_ne!(key(&plan, &own, "GPU", &trials), key(&plan, &other, "GPU", &trials));
+}
+
+#[test]
 fn an_engine_that_is_left_out_makes_other_choices_until_its_file_is_deleted() {
     let (folder, plan) = (folder("left-out"), small());
     let all = || plan.steps.iter().flat_map(|step| convolution::ways(&plan, step)).map(|(_, of)| of);
     let trials = || Trials::new(Some(&folder), "GPU".into(), all(), &|_| ());
-    let key = || key(&plan, "GPU", &trials());
+    let own = launch::launches(&plan).expect("they are few");
+    let key = || key(&plan, &own, "GPU", &trials());
     let before = key();
     let lose = || {
         let mut trials = trials();
