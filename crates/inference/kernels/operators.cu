@@ -54,18 +54,18 @@ extern "C" __global__ void __launch_bounds__(DEPTHWISE)
     depthwise_any_of(launched(), from, weights, bias, residual, to, &shape, staged);
 }
 
-/* Convolution with a window of one pixel, without stride and pads, whose channels are last. Their number is a multiple of four, and an
- * image, a pixel and what is read begin at a multiple of four numbers. Launch: 256 threads; blocks: pixels / POINTWISE, outputs /
- * POINTWISE / 8 * the warps of a sum, images. */
-extern "C" __global__ void __launch_bounds__(256) pointwise(const float *from, const float *weights, const float *bias,
+/* A 1x1 convolution of one group, whose output n sees pixel n, with channels last and a multiple of four. `from`, its images and its pixels
+ * begin at multiples of four numbers, and so do `weights`. `residual` and `bias` may be null. Launch: 32 * POINTWISE_WARPS threads; blocks:
+ * pixels / POINTWISE, outputs / POINTWISE / POINTWISE_WARPS * the warps of a sum, images. */
+extern "C" __global__ void __launch_bounds__(32 * POINTWISE_WARPS) pointwise(const float *from, const float *weights, const float *bias,
                                                             const float *residual, float *to, struct convolution shape) {
-    __shared__ float parts[8 * POINTWISE * POINTWISE];
+    __shared__ float parts[POINTWISE_WARPS * POINTWISE * POINTWISE];
     pointwise_of(launched(), from, weights, bias, residual, to, &shape, parts);
 }
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(32 * POINTWISE_WARPS)
     pointwise_half(const struct half_number *from, const struct half_number *weights, const float *bias,
                    const struct half_number *residual, struct half_number *to, struct convolution shape) {
-    __shared__ float parts[8 * POINTWISE * POINTWISE];
+    __shared__ float parts[POINTWISE_WARPS * POINTWISE * POINTWISE];
     pointwise_of(launched(), from, weights, bias, residual, to, &shape, parts);
 }
 
@@ -110,14 +110,15 @@ extern "C" __global__ void __launch_bounds__(256) pool_half(const struct half_nu
     pool_of(launched(), from, to, &shape);
 }
 
-/* The mean of each channel. Launch: 256 threads; blocks: channels / 8, or channels where an image has more than MEAN pixels; images. */
-extern "C" __global__ void __launch_bounds__(256) mean(const float *from, float *to, struct elements shape) {
-    __shared__ float parts[8];
+/* The mean of each channel. Launch: 32 * MEAN_WARPS threads; blocks: channels / MEAN_WARPS, or channels where an image has more than MEAN
+ * pixels; images. */
+extern "C" __global__ void __launch_bounds__(32 * MEAN_WARPS) mean(const float *from, float *to, struct elements shape) {
+    __shared__ float parts[MEAN_WARPS];
     mean_of(launched(), from, to, &shape, parts);
 }
-extern "C" __global__ void __launch_bounds__(256) mean_half(const struct half_number *from, struct half_number *to,
+extern "C" __global__ void __launch_bounds__(32 * MEAN_WARPS) mean_half(const struct half_number *from, struct half_number *to,
                                                             struct elements shape) {
-    __shared__ float parts[8];
+    __shared__ float parts[MEAN_WARPS];
     mean_of(launched(), from, to, &shape, parts);
 }
 

@@ -229,100 +229,30 @@ static __device__ inline void conv_grouped_of(struct virtual_block b, const T *f
     finish(b, sum, output, pixel, bias, residual, to, shape);
 }
 
-#define POINTWISE 4 /* outputs and pixels of a product of `pointwise` */
-#define POINTWISE_DEPTH 128 /* of the sum, for one load of each lane of a warp */
-
-/* Bias and residual of an output: what a thread may load before it knows the sum. */
-struct behind {
+/* Bias and residual of an output, which a thread loads before it knows the sum. Adding -0 changes no number. */
+struct addends {
     float bias, residual;
 };
 
 template <typename T>
-static __device__ inline struct behind behind_of(bool is_mine, unsigned int image, unsigned int output, unsigned int pixel,
-                                                 const float *bias, const T *residual, const struct convolution *shape) {
-    struct behind behind = {0, 0};
-    if (is_mine && bias) behind.bias = bias[output];
-    if (is_mine && residual) behind.residual = number(residual[place_at(&shape->residual, image, output, pixel)]);
-    return behind;
+static __device__ inline struct addends addends_of(bool is_mine, unsigned int image, unsigned int output, unsigned int pixel,
+                                                   const float *bias, const T *residual, const struct convolution *shape) {
+    struct addends addends = {-0.0f, -0.0f};
+    if (is_mine && bias) addends.bias = bias[output];
+    if (is_mine && residual) addends.residual = number(residual[place_at(&shape->residual, image, output, pixel)]);
+    return addends;
 }
 
-/* Four numbers that begin at a multiple of their length, by one load. */
-static __device__ inline float4 four(const float *at) { return *(const float4 *)at; }
-static __device__ inline float4 four(const struct half_number *at) {
-    const unsigned long long bits = *(const unsigned long long *)at;
-    const struct half_number each[4] = {
-        {(unsigned short)bits}, {(unsigned short)(bits >> 16)}, {(unsigned short)(bits >> 32)}, {(unsigned short)(bits >> 48)}};
-    return make_float4(number(each[0]), number(each[1]), number(each[2]), number(each[3]));
-}
+static __device__ inline float added(float sum, struct addends addends) { return sum + addends.bias + addends.residual; }
 
-/* Two to the power of this many of a block's eight warps share the sum of a product, so that each has few loads behind one another. */
-static __device__ inline unsigned int warps_of_sum(unsigned int depth) {
-    return depth <= POINTWISE_DEPTH ? 0 : depth <= 2 * POINTWISE_DEPTH ? 1 : depth <= 4 * POINTWISE_DEPTH ? 2 : 3;
-}
-
-/* Adds 2 * HALF sums of lanes that are HALF, HALF / 2 … 1 times two apart: a lane gives half of its sums to another and has the others.
- * Lanes 2 n and 2 n + 1 return sum n. */
-template <unsigned int HALF> struct lanes {
-    static __device__ inline float sum(float *sums, unsigned int lane) {
-        const bool is_upper = lane & 2 * HALF;
-        UNROLL for (unsigned int nth = 0; nth < HALF; nth++) {
-            const float given = is_upper ? sums[nth] : sums[nth + HALF], kept = is_upper ? sums[nth + HALF] : sums[nth];
-            sums[nth] = kept + __shfl_xor_sync(0xffffffffu, given, (int)(2 * HALF));
-        }
-        return lanes<HALF / 2>::sum(sums, lane);
-    }
-};
-template <> struct lanes<0> {
-    static __device__ inline float sum(float *sums, unsigned int) { return sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1); }
-};
-
-/* A convolution of single pixels, of few of them: their number and the outputs' would not fill a GPU with larger tiles. Warps share a
- * product of POINTWISE pixels and outputs. `parts` has a number for each of them and each warp. */
-template <typename T>
-static __device__ inline void pointwise_of(struct virtual_block b, const T *from, const T *weights, const float *bias, const T *residual,
-                                           T *to, const struct convolution *shape, float *parts) {
-    enum { PRODUCT = POINTWISE * POINTWISE };
-    const unsigned int depth = shape->from.channels, outputs = shape->to.channels, pixels = shape->to.rows * shape->to.columns;
-    const unsigned int lane = b.thread % 32, warp = b.thread / 32, shift = warps_of_sum(depth), warps = 1 << shift;
-    const unsigned int first_pixel = b.x * POINTWISE, first_output = ((b.y * 8 + warp) >> shift) * POINTWISE;
-    const unsigned int part = warp & (warps - 1);
-    const unsigned int pixel = first_pixel + lane / 2 / POINTWISE, output = first_output + lane / 2 % POINTWISE;
-    const bool is_mine = lane % 2 == 0 && part == 0 && pixel < pixels && output < outputs;
-    const T *seen[POINTWISE], *taken[POINTWISE];
-    const struct behind behind = behind_of(is_mine, b.z, output, pixel, bias, residual, shape);
-    float sums[PRODUCT] = {0}, sum;
-    unsigned int at, i, j;
-    UNROLL for (i = 0; i < POINTWISE; i++) {
-        /* Of one behind the last nothing is kept. */
-        seen[i] = from + place_at(&shape->from, b.z, 0, first_pixel + i < pixels ? first_pixel + i : 0);
-        taken[i] = weights + (size_t)(first_output + i < outputs ? first_output + i : 0) * depth;
-    }
-    for (at = (part * 32 + lane) * 4; at < depth; at += warps * POINTWISE_DEPTH) {
-        float4 left[POINTWISE], right[POINTWISE];
-        UNROLL for (i = 0; i < POINTWISE; i++) {
-            left[i] = four(seen[i] + at);
-            right[i] = four(taken[i] + at);
-        }
-        UNROLL for (i = 0; i < POINTWISE; i++)
-            UNROLL for (j = 0; j < POINTWISE; j++)
-                sums[i * POINTWISE + j] += left[i].x * right[j].x + left[i].y * right[j].y + left[i].z * right[j].z + left[i].w * right[j].w;
-    }
-    sum = lanes<PRODUCT / 2>::sum(sums, lane);
-    if (warps > 1) {
-        if (lane % 2 == 0) parts[warp * PRODUCT + lane / 2] = sum;
-        __syncthreads();
-        for (i = 1; i < warps && is_mine; i++) sum += parts[(warp + i) * PRODUCT + lane / 2];
-        /* Behind it a resident block may begin another one. */
-        __syncthreads();
-    }
-    if (is_mine) keep(&to[place_at(&shape->to, b.z, output, pixel)], activate(shape->activation, sum + behind.bias + behind.residual));
-}
+#include "pointwise.h"
 
 #define DEPTHWISE 128 /* threads of a block of `depthwise` */
 #define DEPTHWISE_SIDE 5 /* of its largest window */
 
 /* `conv_grouped_of` for one channel a group and a window of SIDE rows and columns. A thread issues all its loads before it adds. `staged`
- * has the weights of the block's threads: with channels last the block loads them side by side, and a thread needs all of its channel. */
+ * has the weights of the block's threads: with channels last and not few the block loads them side by side, and a thread needs all of its
+ * channel. */
 template <unsigned int SIDE, typename T>
 static __device__ inline void depthwise_of(struct virtual_block b, const T *from, const T *weights, const float *bias, const T *residual,
                                            T *to, const struct convolution *shape, float *staged) {
@@ -334,16 +264,17 @@ static __device__ inline void depthwise_of(struct virtual_block b, const T *from
     const bool is_last = shape->to.channel == 1;
     const unsigned int at = begin + b.thread, slow = at / (is_last ? channels : pixels), fast = at % (is_last ? channels : pixels);
     const unsigned int channel = is_last ? fast : slow, pixel = is_last ? slow : fast;
-    /* With fewer channels a block would have each of them several times. */
+    /* With fewer channels a block would load each of them several times. */
     const bool is_staged = is_last && 2 * channels >= DEPTHWISE, inside = at < pixels * channels;
     const unsigned int row = pixel / shape->to.columns * w.stride_rows - w.pad_top;
     const unsigned int column = pixel % shape->to.columns * w.stride_columns - w.pad_left;
     const T *image = from + (size_t)b.z * in.image + (size_t)channel * in.channel;
-    const struct behind behind = behind_of(inside, b.z, channel, pixel, bias, residual, shape);
+    const struct addends addends = addends_of(inside, b.z, channel, pixel, bias, residual, shape);
     float seen[TAPS], sum = 0;
     unsigned int places[SIDE], nth, i, j;
     bool is_inside[SIDE];
-    /* Above and left of the image the differences wrap. An image has fewer than 2^32 elements. */
+    /* Above and left of the image the differences wrap. An image has fewer than 2^32 elements (`check_place` of
+     * src/plan/check.rs). */
     UNROLL for (j = 0; j < SIDE; j++) {
         const unsigned int x = column + j * w.dilation_columns;
         places[j] = x * in.pixel;
@@ -369,7 +300,7 @@ static __device__ inline void depthwise_of(struct virtual_block b, const T *from
     if (!inside) return;
     UNROLL for (nth = 0; nth < TAPS; nth++)
         sum += seen[nth] * (is_staged ? staged[b.thread * TAPS + nth] : number(weights[channel * TAPS + nth]));
-    keep(&to[place_at(&shape->to, b.z, channel, pixel)], activate(shape->activation, sum + behind.bias + behind.residual));
+    keep(&to[place_at(&shape->to, b.z, channel, pixel)], activate(shape->activation, added(sum, addends)));
 }
 
 template <typename T>
@@ -448,14 +379,15 @@ static __device__ inline void pool_of(struct virtual_block b, const T *from, T *
 }
 
 #define MEAN 512 /* pixels above which all warps of a block of `mean` share a channel */
+#define MEAN_WARPS 8 /* of a block */
 
-/* `parts` has a number for each of eight warps. */
+/* `parts` has a number for each warp. */
 template <typename T>
 static __device__ inline void mean_of(struct virtual_block b, const T *from, T *to, const struct elements *shape, float *parts) {
     const struct extent in = shape->from;
     const unsigned int lane = b.thread % 32, warp = b.thread / 32, pixels = in.rows * in.columns;
     const bool is_shared = pixels > MEAN;
-    const unsigned int channel = is_shared ? b.x : b.x * 8 + warp, by = is_shared ? 256 : 32;
+    const unsigned int channel = is_shared ? b.x : b.x * MEAN_WARPS + warp, by = is_shared ? 32 * MEAN_WARPS : 32;
     const T *image = from + (size_t)b.y * in.image + (size_t)channel * in.channel;
     float sum = 0, seen[16];
     unsigned int begin, nth;
@@ -472,8 +404,8 @@ static __device__ inline void mean_of(struct virtual_block b, const T *from, T *
     if (is_shared) {
         if (lane == 0) parts[warp] = sum;
         __syncthreads();
-        for (nth = 1; nth < 8 && b.thread == 0; nth++) sum += parts[nth];
-        /* Behind it a resident block may begin another one. */
+        for (nth = 1; nth < MEAN_WARPS && b.thread == 0; nth++) sum += parts[nth];
+        /* After this barrier a resident block may begin another virtual block, which writes `parts`. */
         __syncthreads();
     }
     if (lane == 0 && (!is_shared || warp == 0) && channel < in.channels)

@@ -11,13 +11,15 @@ const HALF_PIXELS: u32 = 128;
 /// Channels and pixels of a block of `excite`: EXCITED and EXCITED_PIXELS of `kernels/operators.h`.
 const EXCITED: u32 = 8;
 const EXCITED_PIXELS: u32 = 64;
-/// Outputs and pixels of a product of `pointwise`, and the depth that one warp sums: POINTWISE and POINTWISE_DEPTH of
-/// `kernels/operators.h`.
+/// Outputs and pixels of a product of `pointwise`, terms of a sum for one warp, and warps of a block: as in
+/// `kernels/pointwise.h`.
 const POINTWISE: u32 = 4;
 const POINTWISE_DEPTH: u32 = 128;
-/// Pixels above which a block of `mean` computes one channel: MEAN of `kernels/operators.h`.
+const POINTWISE_WARPS: u32 = 8;
+/// Pixels above which a block of `mean` computes one channel, and its warps: as in `kernels/operators.h`.
 const MEAN: u32 = 512;
-/// Outputs of an image above which the tiles of `conv_tiled` fill a GPU.
+const MEAN_WARPS: u32 = 8;
+/// The most elements that `pointwise` writes: 32 tiles of `conv_tiled`, of which a large GPU runs four times as many at once.
 const FEW: u32 = 1 << 17;
 /// Elements that a thread of `store` stores: STORED of `kernels/operators.h`.
 const STORED: u32 = 4;
@@ -109,10 +111,10 @@ fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
         }
         Task::Compute { op: Op::GlobalAveragePool, activation, .. } => {
             let (batch, [channels, rows, columns]) = parts(&step.from);
-            let blocks = if rows * columns > MEAN { channels } else { channels.div_ceil(8) };
+            let blocks = if rows * columns > MEAN { channels } else { channels.div_ceil(MEAN_WARPS) };
             let shape = Argument::Elements(step_of.elements(*activation, 0));
             let arguments = vec![step_of.read(0), step_of.write()];
-            step_of.launch(both!("mean"), [blocks, batch, 1], 256, arguments, shape)
+            step_of.launch(both!("mean"), [blocks, batch, 1], 32 * MEAN_WARPS, arguments, shape)
         }
         Task::Compute { op: Op::DepthToSpace { block }, .. } => {
             let shape = step_of.elements(None, *block as u32);
@@ -293,23 +295,28 @@ impl StepOf<'_> {
         self.launch(kernel, blocks, threads, arguments, Argument::Conv(words))
     }
 
-    /// Whether `pointwise` computes a convolution of single pixels. `words`: its `struct convolution`.
+    /// Whether `pointwise` computes a 1x1 convolution or a product of matrices. It loads four numbers at once. `words`: its
+    /// `struct convolution`.
     fn is_pointwise(&self, words: &[u32; 30]) -> bool {
         let Source::Arena(place) = self.step.reads[0] else { return false };
         let [channels, _, _, image, channel, pixel, outputs, rows, columns] =
             std::array::from_fn(|at| words[at]);
-        let fours = [channels, image, pixel].iter().all(|by| by.is_multiple_of(4));
-        let begins_there = self.plan.byte(&place).is_multiple_of(4 * self.plan.format.precision.bytes());
-        channel == 1 && fours && begins_there && outputs * rows * columns <= FEW
+        let batch = self.step.to.parts()[0] as u32;
+        let are_fours = channels.is_multiple_of(4)
+            && (rows * columns == 1 || pixel.is_multiple_of(4))
+            && (batch == 1 || image.is_multiple_of(4));
+        let is_aligned = self.plan.byte(&place).is_multiple_of(4 * self.plan.format.precision.bytes());
+        channel == 1 && are_fours && is_aligned && batch * outputs * rows * columns <= FEW
     }
 
     fn pointwise(&self, residual: Option<Source>, words: [u32; 30]) -> Launch {
         let (batch, [outputs, rows, columns]) = parts(&self.step.to);
-        let warps = words[0].div_ceil(POINTWISE_DEPTH).next_power_of_two().min(8);
-        let blocks = [(rows * columns).div_ceil(POINTWISE), outputs.div_ceil(POINTWISE * 8 / warps), batch];
+        let warps = words[0].div_ceil(POINTWISE_DEPTH).next_power_of_two().min(POINTWISE_WARPS);
+        let of_block = POINTWISE * POINTWISE_WARPS / warps;
+        let blocks = [(rows * columns).div_ceil(POINTWISE), outputs.div_ceil(of_block), batch];
         let residual = residual.map_or(Argument::Null, |source| self.argument(source));
         let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
-        self.launch(both!("pointwise"), blocks, 256, arguments, Argument::Conv(words))
+        self.launch(both!("pointwise"), blocks, 32 * POINTWISE_WARPS, arguments, Argument::Conv(words))
     }
 
     /// `struct convolution` without window and groups.
@@ -461,14 +468,79 @@ fn activation_words(activation: Option<Activation>) -> [u32; 3] {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
+    use zoo::Architecture;
+
     use super::*;
     use crate::engine::resident::THREADS;
+    use crate::import::import;
     use crate::plan::fuse::TERMS;
+    use crate::plan::{Format, Layout};
+
+    fn mobilenet(layout: Layout, batch: usize) -> Plan {
+        let file = Architecture::MobileNetV3Small.build(batch).encode_to_vec();
+        let graph = import(&file, batch).expect("the zoo's models are imported");
+        Plan::in_format(&graph, Format { precision: Precision::Single, layout }).expect("it is planned")
+    }
+
+    fn kernel(plan: &Plan, name: &str) -> &'static str {
+        let step = plan.steps.iter().find(|step| step.names[0] == name).expect("the model has it");
+        launch(plan, step).expect("it is small").kernel
+    }
+
+    #[test]
+    fn few_outputs_of_single_pixels_have_a_kernel_of_their_own() {
+        let last = mobilenet(Layout::ChannelsLast, 1);
+        for (name, wanted) in [
+            ("features.0.0", "conv_tiled"),
+            ("features.1.block.0.0", "depthwise"),
+            ("features.2.block.0.0", "conv_tiled"), // 225,792 outputs
+            ("features.2.block.2.0", "pointwise"),
+            ("features.11.block.2.fc1", "pointwise"),
+            ("classifier.3", "pointwise"),
+        ] {
+            assert_eq!(kernel(&last, name), wanted, "{name}");
+        }
+        let first = mobilenet(Layout::ChannelsFirst, 1);
+        assert_eq!(kernel(&first, "features.2.block.2.0"), "conv_tiled");
+        assert_eq!(kernel(&first, "classifier.3"), "pointwise");
+        // 56,448 outputs of an image.
+        assert_eq!(kernel(&last, "features.9.block.0.0"), "pointwise");
+        assert_eq!(kernel(&mobilenet(Layout::ChannelsLast, 3), "features.9.block.0.0"), "conv_tiled");
+    }
+
+    #[test]
+    fn what_cannot_be_loaded_in_fours_has_another_kernel() {
+        let plan = mobilenet(Layout::ChannelsLast, 1);
+        let name = "features.4.block.3.0";
+        let at = plan.steps.iter().position(|step| step.names[0] == name).expect("the model has it");
+        let changed = |change: fn(&mut Step, &mut Place)| {
+            let mut plan = plan.clone();
+            let step = &mut plan.steps[at];
+            let Source::Arena(mut place) = step.reads[0] else { panic!("{name} reads the arena") };
+            change(step, &mut place);
+            step.reads[0] = Source::Arena(place);
+            kernel(&plan, name)
+        };
+        fn window(step: &mut Step) -> &mut Window {
+            match &mut step.task {
+                Task::Compute { op: Op::Conv { window, .. }, .. } => window,
+                task => panic!("it is {task:?}"),
+            }
+        }
+        assert_eq!(changed(|_, _| ()), "pointwise");
+        assert_eq!(changed(|_, place| place.pixel += 1), "conv_tiled");
+        assert_eq!(changed(|_, place| place.offset += 3), "conv_tiled", "a part begins at any channel");
+        assert_eq!(changed(|_, place| place.channel = 2), "conv_tiled");
+        assert_eq!(changed(|step, _| window(step).stride = [1, 2]), "conv_tiled");
+        assert_eq!(changed(|step, _| window(step).pads = [0, 1, 0, 0]), "conv_tiled");
+    }
 
     #[test]
     fn blocks_are_as_large_as_the_kernels_say() {
         let text = concat!(
             include_str!("../kernels/operators.h"),
+            include_str!("../kernels/pointwise.h"),
             include_str!("../kernels/tensor_cores.h"),
             include_str!("../kernels/resident.cu")
         );
@@ -479,8 +551,10 @@ mod tests {
             ("HALF_DEPTH", TERMS as u32),
             ("DEPTHWISE", 128),
             ("MEAN", MEAN),
+            ("MEAN_WARPS", MEAN_WARPS),
             ("POINTWISE", POINTWISE),
             ("POINTWISE_DEPTH", POINTWISE_DEPTH),
+            ("POINTWISE_WARPS", POINTWISE_WARPS),
             ("EXCITED", EXCITED),
             ("EXCITED_PIXELS", EXCITED_PIXELS),
             ("STORED", STORED),

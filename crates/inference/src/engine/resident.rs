@@ -67,6 +67,7 @@ pub fn units() -> [gpu::Unit; 1] {
     [unit
         .header(name, text)
         .header("operators.h", include_str!("../../kernels/operators.h"))
+        .header("pointwise.h", include_str!("../../kernels/pointwise.h"))
         .header("tensor_cores.h", include_str!("../../kernels/tensor_cores.h"))]
 }
 

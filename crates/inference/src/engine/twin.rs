@@ -221,7 +221,7 @@ mod tests {
                 twin.launches[at] = (launch, kernel);
                 twin.launch(at).expect("it runs");
             }
-            // Convolutions of one pixel are products of matrices.
+            // In single precision, channels first, convolutions of one pixel are products of matrices.
             assert!(compared > 60, "{compared} steps in parts");
         }
     }

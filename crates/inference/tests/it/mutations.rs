@@ -86,23 +86,25 @@ fn on_gpu(gpu: Gpu, model: &Referenced, plan: Plan) -> Steps {
     Box::new(move |at| instance.step(at).expect("it runs"))
 }
 
-fn all_of(name: &str, architecture: Architecture) {
+/// `tensors`: how many weights the model has.
+fn all_of(name: &str, architecture: Architecture, tensors: usize) {
     let gpu = need!(Gpu::first(), "one CUDA device");
     need!(cudnn(gpu), reference, "cuDNN");
     let runtime = need!(Runtime::load(None), reference, "ONNX Runtime");
     let (model, plan) = referenced(&runtime, name, architecture);
     let chosen = layers(&plan);
+    assert_eq!(chosen.len(), tensors, "{name}");
     every_change_is_seen(&model, &chosen, &plan, &|plan| on_gpu(gpu, &model, plan));
 }
 
 #[test]
 fn gpu_squeezenet_by_libraries_with_changed_weights_of_each_layer_is_seen() {
-    all_of("squeezenet", Architecture::SqueezeNet);
+    all_of("squeezenet", Architecture::SqueezeNet, 26);
 }
 
 #[test]
 fn gpu_super_resolution_3_by_libraries_with_changed_weights_of_each_layer_is_seen() {
-    all_of("super-resolution-3", SUPER_RESOLUTION_3);
+    all_of("super-resolution-3", SUPER_RESOLUTION_3, 4);
 }
 
 // A process of its own each: libraries may lose the context of one, and one that loads a model fifty times takes its time
@@ -110,22 +112,22 @@ fn gpu_super_resolution_3_by_libraries_with_changed_weights_of_each_layer_is_see
 
 #[test]
 fn gpu_super_resolution_1_with_changed_weights_of_each_layer_by_libraries_is_seen() {
-    all_of("super-resolution-1", SUPER_RESOLUTION_1);
+    all_of("super-resolution-1", SUPER_RESOLUTION_1, 4);
 }
 
 #[test]
 fn gpu_super_resolution_4_with_changed_weights_of_each_layer_by_libraries_is_seen() {
-    all_of("super-resolution-4", SUPER_RESOLUTION_4);
+    all_of("super-resolution-4", SUPER_RESOLUTION_4, 4);
 }
 
 #[test]
 fn gpu_mobilenet_with_changed_weights_of_each_layer_by_libraries_is_seen() {
-    all_of("mobilenet-v3-small", Architecture::MobileNetV3Small);
+    all_of("mobilenet-v3-small", Architecture::MobileNetV3Small, 54);
 }
 
 #[test]
 fn gpu_resnet50_with_changed_weights_of_each_layer_by_libraries_is_seen() {
-    all_of("resnet50", Architecture::ResNet50);
+    all_of("resnet50", Architecture::ResNet50, 54);
 }
 
 /// The same without a GPU: the twin in its place.

@@ -80,6 +80,7 @@ fn convolutions() -> Vec<Case> {
         (8, 12, 4, [2, 3], [1, 2], [0, 3, 2, 1], [3, 2], [8, 9]),
         (8, 8, 8, [5, 5], [1, 1], [2, 2, 2, 2], [1, 1], [6, 12]),
         // More channels than a block of `depthwise` has threads; windows that it has not; several outputs a group.
+        (72, 72, 72, [3, 3], [1, 1], [1, 1, 1, 1], [1, 1], [5, 9]),
         (130, 130, 130, [5, 5], [2, 1], [2, 1, 1, 3], [1, 2], [7, 11]),
         (4, 4, 4, [3, 5], [1, 1], [1, 2, 1, 2], [1, 1], [6, 7]),
         (4, 8, 4, [3, 3], [1, 1], [1, 1, 1, 1], [2, 1], [6, 7]),
@@ -90,7 +91,8 @@ fn convolutions() -> Vec<Case> {
         (288, 33, 1, [1, 1], [1, 1], [0, 0, 0, 0], [1, 1], [2, 5]),
         (1040, 5, 1, [1, 1], [1, 1], [0, 0, 0, 0], [1, 1], [1, 3]),
         (7, 6, 1, [1, 1], [1, 1], [0, 0, 0, 0], [1, 1], [4, 3]),
-        (8, 6, 1, [1, 1], [2, 1], [1, 0, 0, 1], [1, 1], [4, 3]),
+        (8, 6, 1, [1, 1], [2, 1], [0, 0, 0, 0], [1, 1], [4, 3]),
+        (8, 6, 1, [1, 1], [1, 1], [1, 0, 0, 1], [1, 1], [4, 3]),
     ] {
         for (batch, bias) in [(1, false), (1, true), (3, false), (3, true)] {
             let attributes = [
@@ -217,6 +219,11 @@ fn functions_of_elements() -> Vec<Case> {
         let file = File::new(&[1, 4, 6, 5]).node("Relu", &["x"], "r", &[]).node(op, &["x", "r"], "y", &[]);
         cases.push((op.to_owned(), file.bytes("y"), 2));
     }
+    // As many pixels as a warp has, and one more.
+    for side in [[16, 32], [19, 27]] {
+        let file = File::new(&[1, 5, side[0], side[1]]).node("GlobalAveragePool", &["x"], "y", &[]);
+        cases.push((format!("GlobalAveragePool of {side:?}"), file.bytes("y"), 2));
+    }
     for order in [["x", "m"], ["m", "x"]] {
         let file = File::new(&[1, 4, 6, 5]).node("GlobalAveragePool", &["x"], "m", &[]);
         cases.push(("Mul by channel".to_owned(), file.node("Mul", &order, "y", &[]).bytes("y"), 2));
@@ -284,6 +291,13 @@ fn places() -> Vec<Case> {
     let fire = fire.node("Relu", &["c"], "e", &[]).node("Concat", &["d", "e"], "f", &axis);
     let fire = fire.node("Sigmoid", &["f"], "y", &[]);
     // Its 9 channels lie in pixels with room for 12 or 16, and are blocks when they are stored.
+    let added = File::new(&[1, 8, 5, 3]).weights("w", &[8, 8, 1, 1]).weights("b", &[8]).node(
+        "Relu",
+        &["x"],
+        "r",
+        &[],
+    );
+    let added = added.node("Conv", &["r", "w", "b"], "c", &[]).node("Add", &["c", "r"], "y", &[]);
     let blocks = File::new(&[1, 4, 5, 6]).weights("w", &[9, 4, 1, 1]).weights("b", &[9]);
     let blocks =
         blocks.node("Conv", &["x", "w", "b"], "c", &[]).node("DepthToSpace", &["c"], "y", &attributes);
@@ -313,6 +327,7 @@ fn places() -> Vec<Case> {
     vec![
         ("a convolution beside its one pixel".to_owned(), beside.bytes("y"), 2),
         ("convolutions of one Concat".to_owned(), fire.bytes("y"), 2),
+        ("a 1x1 convolution and what is added".to_owned(), added.bytes("y"), 3),
         ("blocks of what a convolution writes".to_owned(), blocks.bytes("y"), 2),
         ("a convolution of one pixel".to_owned(), squeeze.bytes("y"), 3),
         ("squeeze and excite".to_owned(), excite.bytes("y"), 3),

@@ -12,6 +12,7 @@ pub fn units() -> [Unit; 2] {
     [
         Unit::new("operators.cu", include_str!("../../../kernels/operators.cu"))
             .header("operators.h", include_str!("../../../kernels/operators.h"))
+            .header("pointwise.h", include_str!("../../../kernels/pointwise.h"))
             .header("tensor_cores.h", include_str!("../../../kernels/tensor_cores.h")),
         Unit::new("preprocess.cu", include_str!("../../../kernels/preprocess.cu")),
     ]
