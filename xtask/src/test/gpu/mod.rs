@@ -1,7 +1,7 @@
 //! `test --gpu`: every test named `gpu_*` on a machine with a GPU, from a bundle (no cargo, git or network) or from a checkout.
 //!
 //! Test programs run under the software NIC where their suites do, one test at a time. One that hangs is ended at its deadline,
-//! and the tests behind it run in a new process. A suite that passed is written down, so that a cut run resumes. Each
+//! and the tests behind it run in a new process. A process that passed is written down, so that a cut run resumes. Each
 //! suite has a floor of its own for the machine with a GPU (`gpu` in `xtask/floors.toml`).
 
 use std::fs;
@@ -32,14 +32,14 @@ use passed::Passed;
 
 #[derive(Args, Default)]
 pub struct GpuOptions {
-    /// With --gpu: where logs and the list of passed suites go.
+    /// With --gpu: where logs and the list of what passed go.
     #[arg(long, value_name = "DIR", requires = "gpu")]
     out: Option<PathBuf>,
-    /// With --gpu: leave out suites that passed before, by --out's list, with these very programs on this GPU.
+    /// With --gpu: leave out processes that passed before, by --out's list, with these very programs on this GPU.
     #[arg(long, requires = "gpu")]
     resume: bool,
     /// With --gpu: seconds after which a test program is ended; a destructive test has a minute at most.
-    #[arg(long, value_name = "SECONDS", requires = "gpu", default_value = "300", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    #[arg(long, value_name = "SECONDS", requires = "gpu", default_value = "540", value_parser = clap::value_parser!(u64).range(1..=86400))]
     deadline: u64,
 }
 
@@ -48,7 +48,7 @@ struct Run<'a> {
     gpu: String,
     floors: &'a Floors,
     programs: &'a [TestProgram],
-    /// Where logs and the list of passed suites go.
+    /// Where logs and the list of what passed go.
     out: &'a Path,
     resume: bool,
     deadline: Duration,
@@ -143,28 +143,22 @@ impl Run<'_> {
             self.programs.iter().filter(|program| program.package == suite.package).collect();
         let floor = self.floors.gpu(&suite.name);
         let mark = passed::mark(&programs, suite.nic.is_some(), &self.gpu)?;
-        if let Some((outcome, minutes)) = passed.before(&suite.name, &mark) {
-            say!("{}: passed before, not repeated", suite.name);
-            let row = Row { name: suite.name.clone(), minutes, outcome, floor, ..Row::default() };
-            return Ok(finish(row, &Log::default()));
-        }
         say!("{} …", suite.name);
         let since = Instant::now();
         let _own_address = suite.nic.as_ref().map(suites::UnderNic::prepare).transpose()?;
         let logs = self.out.join("logs");
-        let mut attempt = Attempt::new(suite, self.machine, &logs, self.deadline);
+        let mut attempt = Attempt::new(suite, self.machine, &logs, self.deadline, passed, mark);
         programs.iter().try_for_each(|program| attempt.program(program))?;
-        let Attempt { outcome, mut complaints, failed_logs, .. } = attempt;
+        let Attempt { outcome, mut complaints, failed_logs, before: (processes, earlier), .. } = attempt;
+        if processes > 0 {
+            say!("{}: {processes} processes passed before and are not repeated", suite.name);
+        }
         let executed = outcome.passed + outcome.failed;
         complaints.extend(self.floors.gpu_complaint(&suite.name, executed));
         let complaint = (!complaints.is_empty()).then(|| complaints.join("; "));
-        let (name, minutes) = (suite.name.clone(), minutes(since));
+        let (name, minutes) = (suite.name.clone(), minutes(since) + earlier);
         let log = Log { text: failed_logs, path: logs, ended: Some(Ended::Well), ..Log::default() };
-        let row = finish(Row { name, minutes, outcome, floor, complaint, ..Row::default() }, &log);
-        if row.outcome.failed == 0 {
-            passed.push(&suite.name, &mark, &row.outcome, row.minutes)?;
-        }
-        Ok(row)
+        Ok(finish(Row { name, minutes, outcome, floor, complaint, ..Row::default() }, &log))
     }
 
     /// The example that needs no Rust, built by `nvcc` where it is.

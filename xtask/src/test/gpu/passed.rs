@@ -1,4 +1,4 @@
-//! Which suites passed, with which programs on which GPU, a line each as soon as it is known: what `--resume` leaves out.
+//! Which tests passed in one process, of which programs on which GPU, a line each as soon as it is known: what `--resume` leaves out.
 
 use std::fs;
 use std::path::Path;
@@ -15,8 +15,9 @@ use crate::{files, workspace};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Suite {
+struct Process {
     suite: String,
+    tests: Vec<String>,
     mark: Mark,
     passed: usize,
     skips: Vec<String>,
@@ -49,7 +50,7 @@ pub fn mark(programs: &[&TestProgram], on_nic: bool, gpu: &str) -> Result<Mark> 
 }
 
 pub struct Passed {
-    before: Vec<Suite>,
+    before: Vec<Process>,
     file: JsonLines,
 }
 
@@ -59,19 +60,28 @@ impl Passed {
         if !resume {
             files::remove(path)?;
         }
-        let before = json_lines::read::<Suite>(path)?.records;
+        let before = json_lines::read::<Process>(path)?.records;
         Ok(Passed { before, file: JsonLines::append_to(path)? })
     }
 
-    /// What a suite gave that passed with this mark; minutes that it took.
-    pub fn before(&self, suite: &str, mark: &Mark) -> Option<(Outcome, f64)> {
-        let found = self.before.iter().rfind(|before| before.suite == suite && before.mark == *mark)?;
+    /// What these tests of a suite gave, which passed with this mark in one process; minutes that it took.
+    pub fn before(&self, suite: &str, tests: &[String], mark: &Mark) -> Option<(Outcome, f64)> {
+        let is_it = |one: &&Process| one.suite == suite && one.tests == tests && one.mark == *mark;
+        let found = self.before.iter().rfind(is_it)?;
         let outcome = Outcome { passed: found.passed, skips: found.skips.clone(), ..Outcome::default() };
         Some((outcome, found.minutes))
     }
 
-    pub fn push(&mut self, suite: &str, mark: &Mark, outcome: &Outcome, minutes: f64) -> Result<()> {
-        let (suite, mark, skips) = (suite.to_owned(), mark.clone(), outcome.skips.clone());
-        Ok(self.file.push(&Suite { suite, mark, passed: outcome.passed, skips, minutes })?)
+    pub fn push(
+        &mut self,
+        suite: &str,
+        tests: &[String],
+        mark: &Mark,
+        outcome: &Outcome,
+        minutes: f64,
+    ) -> Result<()> {
+        let (suite, tests, mark, skips) =
+            (suite.to_owned(), tests.to_vec(), mark.clone(), outcome.skips.clone());
+        Ok(self.file.push(&Process { suite, tests, mark, passed: outcome.passed, skips, minutes })?)
     }
 }

@@ -191,9 +191,12 @@ fn a_suite_that_passed_is_not_repeated_until_its_program_changes() {
 }
 
 #[test]
-fn a_suite_that_failed_is_repeated() {
-    let stage = stage("again", "gpu_fail", "[suite.gpu]\ntests = 0\ngpu = 1\n");
-    stage.run(false);
-    stage.run(true);
-    assert_eq!(stage.processes(), 2);
+fn of_a_suite_that_failed_what_passed_in_processes_of_its_own_is_not_repeated() {
+    let names = "gpu_fail gpu_pass gpu_pass_by_libraries gpu_destructive_pass gpu_destructive_fail";
+    let stage = stage("repeated", names, "[suite.gpu]\ntests = 0\ngpu = 5\n");
+    let first = stage.run(false);
+    assert_eq!((counts(&first[0]), stage.processes()), ((3, 2, 0), 4));
+    let second = stage.run(true);
+    assert_eq!((counts(&second[0]), stage.processes()), ((3, 2, 0), 6), "two of four");
+    assert_eq!(second[0].complaint, first[0].complaint);
 }
