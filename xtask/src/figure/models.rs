@@ -476,37 +476,18 @@ EOF
         found.ok_or_else(|| format!("no {APP} in {}", workspace::target_dir().display()))
     }
 
-    /// Figure 2 with one model, two levels and short points; all else is the figure's.
-    fn short(folder: &Path) -> PathBuf {
-        let (from, to) = (experiments().join("fig2"), folder.join("experiments/fig2"));
-        fs::create_dir_all(&to).unwrap();
-        fs::copy(from.join("paper.toml"), to.join("paper.toml")).unwrap();
-        let mut spec = fs::read_to_string(from.join("spec.toml")).unwrap();
-        for (old, new) in [
-            ("instances = [1, 4, 16]", "instances = [1, 2]"),
-            ("seconds = 3.0", "seconds = 0.3"),
-            ("warmup_seconds = 1.0", "warmup_seconds = 0.1"),
-            ("    \"gpu-resnet50-v1.5\",\n", ""),
-            ("    \"cpu-resnet50-v1.5\",\n", ""),
-        ] {
-            assert!(spec.contains(old), "the spec has no {old}");
-            spec = spec.replace(old, new);
-        }
-        // What is said of the other model: its series, and its distribution, which is the last one.
-        let (begin, rest) = spec.split_once("[series.\"gpu-resnet50-v1.5\"]").unwrap();
-        let (_, rest) = rest.split_once("[[plot]]").unwrap();
-        let (plots, _) = rest.split_once("[[cdf]]\nname = \"cdf-resnet50\"").unwrap();
-        fs::write(to.join("spec.toml"), format!("{begin}[[plot]]{plots}")).unwrap();
-        folder.join("experiments")
-    }
-
-    /// No stand-in: the profiler runs SqueezeNet by ONNX Runtime.
+    /// No stand-in: the profiler runs both models by ONNX Runtime, at the levels and for the seconds of the figure's spec.
     #[test]
     fn a_real_quick_run_on_the_processor_is_imported_drawn_and_needs_a_gpu_for_its_claims() {
         let profiler = measure::need!(built(), reference, "`cargo build -p profiler` and ONNX Runtime");
         let folder = std::env::temp_dir().join(format!("xtask-models-{}-real", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
-        let experiments = short(&folder);
+        let (from, to) = (experiments().join("fig2"), folder.join("experiments/fig2"));
+        fs::create_dir_all(&to).unwrap();
+        for file in ["spec.toml", "paper.toml"] {
+            fs::copy(from.join(file), to.join(file)).unwrap();
+        }
+        let experiments = folder.join("experiments");
         let options = Options { quick: true, out: Some(folder.join("out")), ..Options::default() };
         let how = options.how(&Experiment::read(&experiments, "fig2").unwrap());
         let locked = resume::lock(&how.out).unwrap();
@@ -518,7 +499,10 @@ EOF
         let (name, mut entry, _) = experiment::import::imported(&experiments, &how.out, None).unwrap();
         assert_eq!((&*name, entry.label, &*entry.extent), ("fig2", Label::None, "quick"));
         let rows: Vec<(&str, u64)> = entry.rows.iter().map(|row| (&*row.series, row.x)).collect();
-        assert_eq!(rows, [("cpu-squeezenet-1.1", 1), ("cpu-squeezenet-1.1", 2)]);
+        let both = ["cpu-resnet50-v1.5", "cpu-squeezenet-1.1"];
+        let wanted: Vec<(&str, u64)> =
+            both.into_iter().flat_map(|series| [1, 4, 16].map(|x| (series, x))).collect();
+        assert_eq!(rows, wanted);
         for row in &entry.rows {
             let kept = row.quantiles.as_ref().expect("the figure draws its distribution");
             let value = |name: &str| row.values[name][0];
@@ -539,7 +523,7 @@ EOF
         let pictures = experiment::pictures(&pictures, &read.points("fig2"), &[], &[]).unwrap();
         let cdf = pictures.iter().find(|picture| picture.name == "cdf-squeezenet").unwrap();
         assert!(
-            cdf.svg.contains("2 at once, ") && !cdf.svg.contains("without a distribution"),
+            cdf.svg.contains("16 at once, ") && !cdf.svg.contains("without a distribution"),
             "{}",
             cdf.svg
         );
