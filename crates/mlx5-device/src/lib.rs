@@ -52,6 +52,8 @@ pub mod span;
 mod sq;
 mod srq;
 mod table;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod token_bucket;
 mod uar;
 mod unreachable;

@@ -15,9 +15,8 @@ use soft_nic::config::{Config, LinkLayer, LinkPath};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
-use crate::datagrams::vector;
-use crate::errors::syndrome;
 use crate::operations::ALL;
+use crate::operations::syndrome;
 
 pub const MS: u64 = 1_000_000;
 
@@ -81,7 +80,7 @@ impl Two {
 
     /// A SEND of `len` bytes, to the other side's QP.
     pub fn send(&self, service: ServiceType, len: u32) -> WorkRequest {
-        let datagram = (service == ServiceType::Ud).then(|| vector(&self.right, self.b, 0x1111_1111));
+        let datagram = (service == ServiceType::Ud).then(|| self.right.vector(self.b, 0x1111_1111));
         WorkRequest { datagram, ..WorkRequest::send(&self.from, 0, len) }
     }
 

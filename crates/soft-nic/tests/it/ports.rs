@@ -9,8 +9,8 @@ use soft_nic::config::LinkLayer;
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};
 
-use crate::commands::errno;
 use crate::operations::ALL;
+use crate::operations::errno;
 use crate::withdrawn::syndromes;
 
 const LAYERS: [LinkLayer; 2] = [LinkLayer::Ib, LinkLayer::Roce];

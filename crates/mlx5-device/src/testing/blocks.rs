@@ -1,22 +1,42 @@
 //! Memory that a test and the NIC use at the same time: words as atomics, bytes made of them.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use mlx5_device::memory::Registers;
-
-use crate::dma::testing::Guarded;
+use crate::memory::Registers;
 
 const PAGE: usize = 4096;
 
-/// A piece of application memory between guard pages. Cloning gives another handle to the same memory.
+/// A piece of application memory, of the machine that the test runs on.
+pub trait Words: Debug + Send + Sync {
+    /// Address of the first byte.
+    fn address(&self) -> u64;
+
+    /// Bytes.
+    fn size(&self) -> usize;
+
+    /// The word at a byte offset that is a multiple of 4.
+    fn word(&self, offset: usize) -> &AtomicU32;
+
+    /// Takes every right to the pages from that of this byte on away, as if the program had unmapped them.
+    /// Only the NIC may touch them afterwards.
+    fn protect(&self, offset: usize);
+}
+
+/// Memory that pieces can be had of.
+pub trait Blocks {
+    /// `len` zero bytes, rounded up to a multiple of 64 and aligned to it; whole pages are aligned to pages.
+    fn block(&self, len: usize) -> Block;
+}
+
+/// A piece of application memory. Cloning gives another handle to the same memory.
 #[derive(Debug, Clone)]
-pub struct Block(Arc<Guarded>);
+pub struct Block(Arc<dyn Words>);
 
 impl Block {
-    /// `len` zero bytes, rounded up to a multiple of 64 and aligned to it; whole pages are aligned to pages.
-    pub fn new(len: usize) -> Block {
-        Block(Arc::new(Guarded::new(len).expect("the kernel has memory for a test")))
+    pub fn of(words: impl Words + 'static) -> Block {
+        Block(Arc::new(words))
     }
 
     /// Address of the first byte.
@@ -25,23 +45,22 @@ impl Block {
     }
 
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.0.size()
     }
 
     /// Whether there are none; never.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.len() == 0
     }
 
-    /// The word at a byte offset that is a multiple of 4.
+    /// See [`Words::word`].
     pub fn word(&self, offset: usize) -> &AtomicU32 {
         self.0.word(offset)
     }
 
-    /// Takes every right to the pages from that of this byte on away, as if the program had unmapped them.
-    /// Only the NIC may touch them afterwards.
+    /// See [`Words::protect`].
     pub fn protect(&self, offset: usize) {
-        self.0.protect(offset).expect("own pages can be protected");
+        self.0.protect(offset);
     }
 
     pub fn read(&self, offset: usize, out: &mut [u8]) {
@@ -109,17 +128,6 @@ impl Registers for RegisterPage {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_at_any_offset_come_back() {
-        let block = Block::new(64);
-        assert_eq!(block.address() % 64, 0);
-        for offset in 0..8 {
-            let bytes: Vec<u8> = (1..=13).map(|i| i * 7 + offset as u8).collect();
-            block.write(offset, &bytes);
-            assert_eq!(block.bytes(offset, 13), bytes);
-        }
-    }
 
     #[test]
     fn equal_doorbells_are_two_doorbells() {
