@@ -9,6 +9,7 @@ mod driver;
 mod shapes;
 mod shared_receive;
 mod sinks;
+mod two;
 mod windows;
 mod work;
 
@@ -17,5 +18,6 @@ pub use driver::{DriverCq, DriverOf, DriverQp, MakeNic, TestNic, transitions};
 pub use shapes::{CqId, CqShape, QpId, QpShape, Region, SrqId};
 pub use shared_receive::DriverSrq;
 pub use sinks::{AsyncRecord, Sinks};
+pub use two::{BOTH, By, MS, TIMEOUT_NS, Two, sent};
 pub use windows::{Opening, Window};
 pub use work::{Data, WorkRequest};

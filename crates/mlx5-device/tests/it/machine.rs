@@ -10,9 +10,9 @@ use mlx5_device::Nic;
 use mlx5_device::command::CommandError;
 use mlx5_device::config::{LinkLayer, LinkPath, NicConfig};
 use mlx5_device::memory::{Fault, Memory};
-use mlx5_device::testing::{Block, Blocks, DriverOf, MakeNic, Sinks, Words};
+use mlx5_device::testing::{self, Block, Blocks, By, DriverOf, MakeNic, Sinks, Words};
 use mlx5_layout::{Cqe, CqeSyndrome};
-use roce::Now;
+use roce::{Now, ServiceType};
 
 use crate::fabric::{End, Fabric};
 
@@ -58,6 +58,23 @@ impl MakeNic for Setup {
 /// A device whose queues send packets to one another.
 pub fn on_the_wire(name: &str) -> Setup {
     Setup::new(name).with(|config| (config.link_layer, config.path) = (LinkLayer::Roce, LinkPath::Wire))
+}
+
+/// Two devices on one fabric.
+pub type Two = testing::Two<Nic<Arena, End>>;
+
+pub fn joined(name: &str, service: ServiceType, by: By) -> Two {
+    joined_with(name, service, by, |_| ())
+}
+
+/// With this in the requester's configuration.
+pub fn joined_with(name: &str, service: ServiceType, by: By, of_left: impl FnOnce(&mut NicConfig)) -> Two {
+    let setup = || if by == By::Wire { on_the_wire(name) } else { Setup::new(name) };
+    let left = setup();
+    let right = Setup { fabric: left.fabric.clone(), ..setup() };
+    let right =
+        right.with(|config| config.ipv4 = if by == By::Wire { [127, 0, 0, 9].into() } else { config.ipv4 });
+    Two::of(left.with(of_left), right, service)
 }
 
 pub fn errno<T>(result: Result<T, CommandError>) -> i32 {
