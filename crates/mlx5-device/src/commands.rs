@@ -232,10 +232,10 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
     }
 
     fn create_qp(&mut self, id: ContextId, request: &CreateQp) -> Answer<CreatedQp> {
-        let qp = self.core.create_qp(&self.contexts, &mut self.qps, id, request)?;
-        self.pds.count_user(qp.pd, 1);
-        let handle = self.contexts.insert(id, ObjectKind::Qp, qp.sched.place)?;
-        Ok(CreatedQp { handle, qpn: qp.qpn, cap: qp.cap })
+        let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
+        let (place, created) = self.core.create_qp(&mut self.qps, &self.contexts, id, pd, request)?;
+        self.pds.count_user(pd, 1);
+        Ok(CreatedQp { handle: self.contexts.insert(id, ObjectKind::Qp, place)?, ..created })
     }
 
     fn modify_qp(&mut self, id: ContextId, handle: Handle, request: &ModifyQp) -> Answer<()> {

@@ -47,7 +47,7 @@ pub(super) struct Qp {
     pub pd: u32,
     /// As it was made, of `ibv_qp_init_attr`.
     pub user_index: u32,
-    pub cap: QpCap,
+    cap: QpCap,
     signal_all: bool,
     pub state: QpState,
     pub attributes: ModifyQp,

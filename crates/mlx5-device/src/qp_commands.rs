@@ -6,7 +6,9 @@ use roce::qp_state::{AttrMask, QpState, check_modify};
 use roce::{Access, Psn, Requester, RequesterConfig, Responder, ResponderConfig, SendWindow, ServiceType};
 
 use super::ah;
-use super::command::{Answer, CommandError, ContextId, CreateQp, Handle, ModifyQp, refusal, refuse_if};
+use super::command::{
+    Answer, CommandError, ContextId, CreateQp, CreatedQp, Handle, ModifyQp, refusal, refuse_if,
+};
 use super::context::{Contexts, ObjectKind};
 use super::core::Core;
 use super::model::Capabilities;
@@ -30,16 +32,16 @@ const WINDOW_MESSAGES: u32 = 128;
 const LEAST_TIMEOUT: u8 = 10;
 
 impl<M: Memory> Core<M> {
-    /// Makes a QP in RESET of the objects that the command names by their handles in its context.
-    pub(super) fn create_qp<'q>(
+    /// Makes a QP in protection domain `pd`; returns its place, and the answer but for its handle.
+    pub(super) fn create_qp(
         &mut self,
+        qps: &mut Qps,
         contexts: &Contexts,
-        qps: &'q mut Qps,
         id: ContextId,
+        pd: u32,
         request: &CreateQp,
-    ) -> Answer<&'q Qp> {
+    ) -> Answer<(u32, CreatedQp)> {
         let device = contexts.device(id)?;
-        let pd = contexts.find(id, ObjectKind::Pd, request.pd)?;
         let send_cq = contexts.find(id, ObjectKind::Cq, request.send_cq)?;
         let cqs = [send_cq, contexts.find(id, ObjectKind::Cq, request.recv_cq)?];
         let srq = request.srq.map(|handle| contexts.find(id, ObjectKind::Srq, handle)).transpose()?;
@@ -53,11 +55,13 @@ impl<M: Memory> Core<M> {
         let parents = QpParents { device, port, pd, cqs, cqe_sizes, srq, page, unchecked };
         let qp = Qp::new(id, request, &parents, self.ports.configs[port].mtu, self.host.now);
         let limit = self.capabilities.max_qp;
-        let place = qps.insert(limit, qp).ok_or_else(|| CommandError::exhausted("queue pairs", limit))?;
+        let made = qps.insert(limit, qp);
+        let made = made.ok_or_else(|| CommandError::exhausted("queue pairs", limit))?;
+        let (place, qpn, cap) = (made.sched.place, made.qpn, request.cap);
         self.cqs.count_users(cqs, 1);
         self.srqs.table.count_user(srq.map(|(place, _)| place), 1);
         self.uars.join(qps, page, place);
-        qps.get(place).ok_or_else(|| CommandError::no_such("QP", place))
+        Ok((place, CreatedQp { handle: 0, qpn, cap }))
     }
 
     /// Takes a QP out, with what the device has of it. None: it was gone.

@@ -72,14 +72,15 @@ impl Qps {
         Qps { numbers: Numbers::new(slot), table: Table::default(), watches: Vec::new() }
     }
 
-    /// Puts a QP into the place returned, with a number of its device. `None`: the device has `limit` QPs, or all numbers are in use.
-    pub(super) fn insert(&mut self, limit: u32, mut qp: Qp) -> Option<u32> {
+    /// Puts a QP into a place, with a number of its device. `None`: the device has `limit` QPs, or all numbers are in use.
+    pub(super) fn insert(&mut self, limit: u32, mut qp: Qp) -> Option<&Qp> {
         let place = self.table.next();
         qp.qpn = self.numbers.take(qp.path.device, limit, place)?;
         qp.sched.place = place;
         self.watches.resize(self.watches.len().max(place as usize + 1), Watch::default());
         self.watches[place as usize] = Watch::of(&qp);
-        Some(self.table.insert(Box::new(qp)))
+        self.table.insert(Box::new(qp));
+        self.get(place)
     }
 
     /// Takes a QP out for good.

@@ -12,7 +12,7 @@ use crate::command::{
 use crate::commands::*;
 use crate::config::LinkLayer;
 use crate::memory::Memory;
-use crate::model::DeviceConfig;
+use crate::model::{Capabilities, DeviceConfig};
 use crate::{Counters, Nic, UarKind};
 use mlx5_layout::Cqe;
 use mlx5_layout::doorbell::{Arm, Doorbell};
@@ -100,6 +100,13 @@ impl<M: Memory + Blocks, C: Carrier> TestNic for Nic<M, C> {
 
     fn block(&self, len: usize) -> Block {
         self.core.host.memory.block(len)
+    }
+}
+
+impl<M: Memory, C: Carrier> Nic<M, C> {
+    /// Puts limits below the model's, so that a test can reach them: the cards' would take gigabytes.
+    pub fn lower_limits(&mut self, lower: impl FnOnce(&mut Capabilities)) {
+        lower(&mut self.core.capabilities);
     }
 }
 
