@@ -51,8 +51,7 @@ impl<M: Memory> Core<M> {
         check_queues(&self.host.memory, request, &self.capabilities)?;
         let page = self.uars.find(id, request.uar_page)?;
         let (port, cqe_sizes) = (self.ports.first(device), cqs.map(|cq| self.cqs.cqe_size(cq)));
-        let unchecked = !self.uars.strict;
-        let parents = QpParents { device, port, pd, cqs, cqe_sizes, srq, page, unchecked };
+        let parents = QpParents { device, port, pd, cqs, cqe_sizes, srq, page, unchecked: !self.uars.strict };
         let qp = Qp::new(id, request, &parents, self.ports.configs[port].mtu, self.host.now);
         let limit = self.capabilities.max_qp;
         let made = qps.insert(limit, qp);
