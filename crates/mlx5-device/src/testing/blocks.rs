@@ -22,6 +22,29 @@ pub trait Words: Debug + Send + Sync {
     /// Takes every right to the pages from that of this byte on away, as if the program had unmapped them.
     /// Only the NIC may touch them afterwards.
     fn protect(&self, offset: usize);
+
+    /// Copies bytes out.
+    fn read(&self, offset: usize, out: &mut [u8]) {
+        for (i, byte) in out.iter_mut().enumerate() {
+            let at = offset + i;
+            *byte = self.word(at & !3).load(Ordering::Acquire).to_ne_bytes()[at & 3];
+        }
+    }
+
+    /// Copies bytes in, in increasing addresses.
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        let mut at = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (word, from) = (self.word(at & !3), at & 3);
+            let take = (4 - from).min(rest.len());
+            let mut value = word.load(Ordering::Relaxed).to_ne_bytes();
+            value[from..from + take].copy_from_slice(&rest[..take]);
+            word.store(u32::from_ne_bytes(value), Ordering::Release);
+            at += take;
+            rest = &rest[take..];
+        }
+    }
 }
 
 /// Memory that pieces can be had of.
@@ -63,11 +86,9 @@ impl Block {
         self.0.protect(offset);
     }
 
+    /// See [`Words::read`].
     pub fn read(&self, offset: usize, out: &mut [u8]) {
-        for (i, byte) in out.iter_mut().enumerate() {
-            let at = offset + i;
-            *byte = self.word(at & !3).load(Ordering::Acquire).to_ne_bytes()[at & 3];
-        }
+        self.0.read(offset, out);
     }
 
     /// The bytes from `offset` on.
@@ -77,19 +98,9 @@ impl Block {
         out
     }
 
-    /// Copies bytes in, in increasing addresses.
+    /// See [`Words::write`].
     pub fn write(&self, offset: usize, bytes: &[u8]) {
-        let mut at = offset;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let (word, from) = (self.word(at & !3), at & 3);
-            let take = (4 - from).min(rest.len());
-            let mut value = word.load(Ordering::Relaxed).to_ne_bytes();
-            value[from..from + take].copy_from_slice(&rest[..take]);
-            word.store(u32::from_ne_bytes(value), Ordering::Release);
-            at += take;
-            rest = &rest[take..];
-        }
+        self.0.write(offset, bytes);
     }
 }
 
