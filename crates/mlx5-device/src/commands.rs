@@ -7,7 +7,7 @@ use super::context::ObjectKind;
 use super::mkey::Mkey;
 use super::mr::{self, MemoryRegion};
 use super::nic::{Nic, on_carrier};
-use super::qp::{self, Qp, QpParents};
+use super::qp::Qp;
 use super::uar::UarKind;
 use super::window::{Window, WindowKind};
 use crate::carrier::Carrier;
@@ -232,30 +232,10 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
     }
 
     fn create_qp(&mut self, id: ContextId, request: &CreateQp) -> Answer<CreatedQp> {
-        let core = &mut self.core;
-        let device = self.contexts.device(id)?;
         let pd = self.contexts.find(id, ObjectKind::Pd, request.pd)?;
-        let send_cq = self.contexts.find(id, ObjectKind::Cq, request.send_cq)?;
-        let cqs = [send_cq, self.contexts.find(id, ObjectKind::Cq, request.recv_cq)?];
-        let srq = request.srq.map(|handle| self.contexts.find(id, ObjectKind::Srq, handle)).transpose()?;
-        let srq = srq.and_then(|place| Some((place, core.srqs.table.get(place)?.pd)));
-        // As `set_rq_size` of the driver: a QP with a shared queue has none of its own, whatever the command says.
-        let request = &if srq.is_some() { request.without_receive_queue() } else { *request };
-        qp::check_queues(&core.host.memory, request, &core.capabilities)?;
-        let page = core.uars.find(id, request.uar_page)?;
-        let (port, cqe_sizes) = (core.ports.first(device), cqs.map(|cq| core.cqs.cqe_size(cq)));
-        let unchecked = !core.uars.strict;
-        let parents = QpParents { device, port, pd, cqs, cqe_sizes, srq, page, unchecked };
-        let qp = Qp::new(id, request, &parents, core.ports.configs[port].mtu, core.host.now);
-        let limit = core.capabilities.max_qp;
-        let made = self.qps.insert(limit, qp);
-        let made = made.ok_or_else(|| CommandError::exhausted("queue pairs", limit))?;
-        let (place, qpn, cap) = (made.sched.place, made.qpn, request.cap);
+        let (place, created) = self.core.create_qp(&mut self.qps, &self.contexts, id, pd, request)?;
         self.pds.count_user(pd, 1);
-        core.cqs.count_users(cqs, 1);
-        core.srqs.table.count_user(srq.map(|(place, _)| place), 1);
-        core.uars.join(&mut self.qps, page, place);
-        Ok(CreatedQp { handle: self.contexts.insert(id, ObjectKind::Qp, place)?, qpn, cap })
+        Ok(CreatedQp { handle: self.contexts.insert(id, ObjectKind::Qp, place)?, ..created })
     }
 
     fn modify_qp(&mut self, id: ContextId, handle: Handle, request: &ModifyQp) -> Answer<()> {
@@ -274,21 +254,10 @@ impl<M: Memory, C: Carrier> Commands for Nic<M, C> {
     fn destroy_qp(&mut self, id: ContextId, handle: Handle) -> Answer<u32> {
         self.acknowledge_alone(id, handle);
         let place = self.contexts.remove(id, ObjectKind::Qp, handle)?;
-        let core = &mut self.core;
-        // What it rang last must not look like a doorbell without a queue later.
-        if let Some(page) = self.qps.get(place).map(|qp| qp.sq.doorbell.page) {
-            core.poll_page(&mut self.qps, page);
-        }
-        let Some(mut qp) = self.qps.remove(place) else { return Ok(0) };
-        qp.empty();
-        core.mkeys.release_windows(qp.qpn);
-        core.schedule.forget_qp(place);
+        let Some(qp) = self.core.destroy_qp(&mut self.qps, place) else { return Ok(0) };
         self.impairment.forget_qp(qp.qpn);
         self.pds.count_user(qp.pd, -1);
-        core.cqs.count_users([qp.sq.cq, qp.rq.cq], -1);
-        core.srqs.table.count_user(qp.rq.srq, -1);
-        core.uars.leave(qp.sq.doorbell.page, place);
-        Ok(qp.event_target.withdraw(&mut core.host))
+        Ok(qp.event_target.withdraw(&mut self.core.host))
     }
 
     fn create_ah(&mut self, id: ContextId, pd: Handle, vector: &AddressVector) -> Answer<CreatedAh> {

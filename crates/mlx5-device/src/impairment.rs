@@ -210,12 +210,8 @@ impl Impairment {
                 return Verdict::Fails(syndrome);
             }
             Some(InjectionKind::CorruptCrc) => return Verdict::Corrupt,
-            Some(_) => {}
-            None => {
-                if self.loss <= 0.0 || chance(&mut self.drawn) >= self.loss {
-                    return Verdict::Leaves;
-                }
-            }
+            None if self.loss <= 0.0 || chance(&mut self.drawn) >= self.loss => return Verdict::Leaves,
+            _ => {}
         }
         let counts = &mut self.counts;
         let lost =
@@ -418,12 +414,10 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
             }
         };
         if verdict == Verdict::Corrupt {
-            let qpn = self.impairment.sender.qpn;
+            let again = Injection { qpn: self.impairment.sender.qpn, kind: InjectionKind::CorruptCrc };
             match sent {
                 Ok(_) => self.impairment.counts.injected_crc_errors += 1,
-                Err(_) => {
-                    self.impairment.waiting.insert(0, Injection { qpn, kind: InjectionKind::CorruptCrc })
-                }
+                Err(_) => self.impairment.waiting.insert(0, again),
             }
         }
         let bytes = sent?;

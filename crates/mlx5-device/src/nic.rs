@@ -108,12 +108,6 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         &self.core.capabilities
     }
 
-    /// Puts limits below the model's, so that a test can reach them: the cards' would take gigabytes.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn lower_limits(&mut self, lower: impl FnOnce(&mut Capabilities)) {
-        lower(&mut self.core.capabilities);
-    }
-
     pub fn counters(&self) -> Counters {
         let mut counters = self.core.host.counters.clone();
         for port in &self.core.ports.counters {

@@ -20,16 +20,12 @@ impl<T> Default for Table<T> {
 impl<T> Table<T> {
     /// Stores an object and returns its handle.
     pub fn insert(&mut self, object: T) -> u32 {
-        match self.free.pop() {
-            Some(handle) => {
-                self.slots[handle as usize] = Some(object);
-                handle
-            }
-            None => {
-                self.slots.push(Some(object));
-                (self.slots.len() - 1) as u32
-            }
+        let handle = self.next();
+        if self.free.pop().is_none() {
+            self.slots.push(None);
         }
+        self.slots[handle as usize] = Some(object);
+        handle
     }
 
     /// The handle that the next object gets.

@@ -27,7 +27,6 @@ pub mod message;
 pub mod packet;
 pub mod posting;
 pub mod qp_state;
-mod replay;
 pub mod requester;
 pub mod responder;
 pub mod retry;

@@ -9,6 +9,7 @@
 //! the state and the checks. How a packet becomes a request stands in `requests`, sequence and duplicates of RC in `reliable`, UC and
 //! UD in `unreliable`, work and errors in `execution`, what goes out in `responses`.
 
+mod executed;
 mod execution;
 mod reliable;
 mod requests;
@@ -18,10 +19,10 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
+use self::executed::ExecutedRequests;
 use self::streams::Outbound;
 use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::packet::{Packet, Syndrome};
-use crate::replay::ReplayList;
 use crate::{
     Access, DropReason, Failure, GRH_BYTES, Outcome, Psn, Receive, Refusal, Region, Request, Resources,
     ResponderConfig, ResponderCounters, ResponderEvent, ServiceType, Verdict,
@@ -84,7 +85,7 @@ pub struct Responder {
     assembly: Option<Assembly>,
     /// Receive of the message in progress, or of one that was void before its end: the next message uses it.
     held: Option<Receive>,
-    replays: ReplayList,
+    executed: ExecutedRequests,
     /// READ and atomic responses to send, bounded by the responder resources.
     responses: VecDeque<Response>,
     /// The NAK or RNR NAK to send after them; its PSN is the expected one.
@@ -117,7 +118,7 @@ impl Responder {
             at_work: Request::default(),
             assembly: None,
             held: None,
-            replays: ReplayList::new(config.max_dest_rd_atomic),
+            executed: ExecutedRequests::new(config.max_dest_rd_atomic),
             responses: VecDeque::new(),
             nak: None,
             ack_due: false,
@@ -179,7 +180,7 @@ impl Responder {
     /// Replies and executed requests that room was allocated for.
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
-        self.responses.capacity() + self.replays.held() + self.outbound.held()
+        self.responses.capacity() + self.executed.held() + self.outbound.held()
     }
 
     // Commands.

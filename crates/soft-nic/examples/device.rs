@@ -193,8 +193,7 @@ impl Side {
         let (events, log) = (Box::new(sinks.clone()), sinks.log());
         let nic = Nic::new(&NicConfig::default(), host, end, events, log, Now(0));
         let nic = nic.expect("a NIC of the default settings");
-        let port = nic.ports()[0].clone();
-        let mut driver = DriverOf::of(nic, Nic::poll, port, sinks, 1_000_000);
+        let mut driver = DriverOf::of(nic, sinks, 1_000_000);
         let region = driver.region(REGION, 0xf);
         let cq = Some(driver.create_cq(CqShape::default()));
         let shape = QpShape { rq_entries: 0, rq_shift: 0, send_cq: cq, recv_cq: cq, ..QpShape::default() };

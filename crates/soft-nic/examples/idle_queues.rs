@@ -10,7 +10,7 @@ use mlx5_device::command::{CreateQp, ModifyQp, QpCap};
 use mlx5_device::commands::*;
 use roce::{Now, ServiceType};
 use soft_nic::dma::Host;
-use soft_nic::testing::{Block, CqShape, Driver, RegisterPage, Setup, transitions};
+use soft_nic::testing::{CqShape, Driver, RegisterPage, Setup, block, transitions};
 
 /// `MLX5_QP_FLAG_UAR_PAGE_INDEX` (`mlx5-abi.h`).
 const USES_PAGE_INDEX: u32 = 1 << 10;
@@ -70,8 +70,8 @@ fn main() {
     let page = Box::new(RegisterPage::default());
     let page = driver.nic.alloc_uar(driver.context, UarKind::BlueFlame, page).expect("a UAR page").number;
     // Nothing is ever posted: one ring does for all.
-    let ring = Block::new(2 * RING_BYTES);
-    let records = Block::new(64 * queues);
+    let ring = block(2 * RING_BYTES);
+    let records = block(64 * queues);
     records.write(0, &vec![0; 64 * queues]);
     let shared = CreateQp {
         service: ServiceType::Rc,

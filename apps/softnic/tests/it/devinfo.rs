@@ -114,7 +114,7 @@ fn ibv_devinfo_tells_model_and_link_layer() {
             {
                 assert_eq!(value(&output, name), shown, "{model}: {name}");
             }
-            // The same for all; that each is enforced is in soft-nic's `tests/it/limits.rs`.
+            // The same for all; that each is enforced is in mlx5-device's `tests/it/limits.rs`.
             for (name, shown) in LIMITS {
                 assert_eq!(value(&output, name), shown, "{model}: {name}");
             }

@@ -1,150 +1,200 @@
-//! A machine without a kernel: memory as one vector, a register page as a map, events and log lines that nothing reads.
+//! A machine without a kernel: pieces of memory in a map, and devices on one fabric.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use mlx5_device::Reason;
-use mlx5_device::command::{ContextId, EventSink};
-use mlx5_device::memory::{Fault, Memory, Registers};
+use mlx5_device::Nic;
+use mlx5_device::command::CommandError;
+use mlx5_device::config::{LinkLayer, LinkPath, NicConfig};
+use mlx5_device::memory::{Fault, Memory};
+use mlx5_device::testing::{self, Block, Blocks, By, DriverOf, MakeNic, Sinks, Words};
+use mlx5_layout::{Cqe, CqeSyndrome};
+use roce::{Now, ServiceType};
 
-/// Address of the first byte.
-const BASE: u64 = 0x1_0000;
+use crate::fabric::{End, Fabric};
 
-/// Memory of a program. Cloning gives another handle to it.
-#[derive(Clone)]
-pub struct Arena(Arc<Mutex<Vec<u8>>>);
+/// Every right of a region.
+pub const ALL: u32 = 0xf;
 
-impl Arena {
-    pub fn new(len: usize) -> Arena {
-        Arena(Arc::new(Mutex::new(vec![0; len])))
+const PAGE: usize = 4096;
+
+/// A program with its device.
+pub type Driver = DriverOf<Nic<Arena, End>>;
+
+/// A device before it is made.
+#[derive(Default)]
+pub struct Setup {
+    pub config: NicConfig,
+    /// Devices on one fabric reach each other.
+    pub fabric: Rc<RefCell<Fabric>>,
+}
+
+impl Setup {
+    /// One ConnectX-6 on InfiniBand, on a fabric of its own.
+    pub fn new(_name: &str) -> Setup {
+        Setup::default()
     }
 
-    fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.0.lock().unwrap()
-    }
-
-    /// Runs `look` over the bytes at an address.
-    fn at<T>(&self, addr: u64, len: usize, look: impl FnOnce(&mut [u8]) -> T) -> Result<T, Fault> {
-        let fault = Fault { addr };
-        let start = addr.checked_sub(BASE).ok_or(fault)? as usize;
-        let end = start.checked_add(len).ok_or(fault)?;
-        self.bytes().get_mut(start..end).map(look).ok_or(fault)
-    }
-
-    pub fn load(&self, addr: u64, len: usize) -> Vec<u8> {
-        self.at(addr, len, |bytes| bytes.to_vec()).unwrap()
-    }
-
-    pub fn store(&self, addr: u64, bytes: &[u8]) {
-        self.at(addr, bytes.len(), |place| place.copy_from_slice(bytes)).unwrap();
-    }
-
-    fn word64(&self, addr: u64, change: impl FnOnce(u64) -> u64) -> Result<u64, Fault> {
-        self.at(addr, 8, |place| {
-            let old = u64::from_ne_bytes(place.try_into().unwrap());
-            place.copy_from_slice(&change(old).to_ne_bytes());
-            old
-        })
+    /// The same with this change to the configuration.
+    pub fn with(mut self, change: impl FnOnce(&mut NicConfig)) -> Setup {
+        change(&mut self.config);
+        self
     }
 }
 
-/// Gives out pieces of an arena, aligned to pages.
-pub struct Allocator(u64);
+impl MakeNic for Setup {
+    type Nic = Nic<Arena, End>;
 
-impl Allocator {
-    pub fn new() -> Allocator {
-        Allocator(BASE)
+    fn make(self, sinks: &Sinks, now: Now) -> Self::Nic {
+        let memory = Arena::default();
+        let end = End::join(&self.fabric, &self.config, memory.clone());
+        Nic::new(&self.config, memory, end, Box::new(sinks.clone()), sinks.log(), now).unwrap()
+    }
+}
+
+/// A device whose queues send packets to one another.
+pub fn on_the_wire(name: &str) -> Setup {
+    Setup::new(name).with(|config| (config.link_layer, config.path) = (LinkLayer::Roce, LinkPath::Wire))
+}
+
+/// Two devices on one fabric.
+pub type Two = testing::Two<Nic<Arena, End>>;
+
+pub fn joined(name: &str, service: ServiceType, by: By) -> Two {
+    joined_with(name, service, by, |_| ())
+}
+
+/// With this in the requester's configuration.
+pub fn joined_with(name: &str, service: ServiceType, by: By, of_left: impl FnOnce(&mut NicConfig)) -> Two {
+    let setup = || if by == By::Wire { on_the_wire(name) } else { Setup::new(name) };
+    let left = setup();
+    let right = Setup { fabric: left.fabric.clone(), ..setup() };
+    let right =
+        right.with(|config| config.ipv4 = if by == By::Wire { [127, 0, 0, 9].into() } else { config.ipv4 });
+    Two::of(left.with(of_left), right, service)
+}
+
+pub fn errno<T>(result: Result<T, CommandError>) -> i32 {
+    result.map_or_else(|error| error.errno, |_| 0)
+}
+
+pub fn syndrome(cqe: &Cqe<Vec<u8>>) -> Option<CqeSyndrome> {
+    cqe.error().known()
+}
+
+/// Memory of a program. Cloning gives another handle to it.
+#[derive(Clone, Default)]
+pub struct Arena(Arc<Mutex<BTreeMap<u64, Piece>>>);
+
+/// A block, and how many bytes of it are mapped.
+#[derive(Debug, Clone)]
+struct Piece {
+    block: Block,
+    mapped: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct Bytes {
+    address: u64,
+    words: Vec<AtomicU32>,
+    mapped: Arc<AtomicUsize>,
+}
+
+impl Words for Bytes {
+    fn address(&self) -> u64 {
+        self.address
     }
 
-    pub fn take(&mut self, len: usize) -> u64 {
-        let at = self.0;
-        self.0 += len.next_multiple_of(4096) as u64;
-        at
+    fn size(&self) -> usize {
+        4 * self.words.len()
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4));
+        &self.words[offset / 4]
+    }
+
+    fn protect(&self, offset: usize) {
+        assert!(offset < self.size());
+        let page = (self.address as usize + offset) / PAGE * PAGE;
+        self.mapped.store(page.saturating_sub(self.address as usize), Ordering::Relaxed);
+    }
+}
+
+impl Blocks for Arena {
+    /// The last byte is the last of a page, and behind that page is none.
+    fn block(&self, len: usize) -> Block {
+        let mut pieces = self.0.lock().unwrap();
+        let size = len.max(1).next_multiple_of(64);
+        let end = pieces.last_key_value().map_or(PAGE, |(start, last)| *start as usize + last.block.len());
+        let address = (end + PAGE + size.next_multiple_of(PAGE) - size) as u64;
+        let mapped = Arc::new(AtomicUsize::new(size));
+        let words = (0..size / 4).map(|_| AtomicU32::new(0)).collect();
+        let block = Block::of(Bytes { address, words, mapped: mapped.clone() });
+        pieces.insert(address, Piece { block: block.clone(), mapped });
+        block
+    }
+}
+
+impl Arena {
+    /// Runs `access` on the block with these bytes, with the offset of the first.
+    fn at<T>(&self, addr: u64, len: usize, access: impl FnOnce(&Block, usize) -> T) -> Result<T, Fault> {
+        let pieces = self.0.lock().unwrap();
+        let (start, piece) = pieces.range(..=addr).next_back().ok_or(Fault { addr })?;
+        let offset = (addr - start) as usize;
+        let mapped = piece.mapped.load(Ordering::Relaxed);
+        match offset.checked_add(len) {
+            Some(end) if end <= mapped => Ok(access(&piece.block, offset)),
+            _ => Err(Fault { addr: addr.max(start + mapped as u64) }),
+        }
+    }
+
+    fn change64(&self, addr: u64, change: impl FnOnce(u64) -> u64) -> Result<u64, Fault> {
+        self.at(addr, 8, |block, offset| {
+            let mut old = [0; 8];
+            block.read(offset, &mut old);
+            let old = u64::from_ne_bytes(old);
+            block.write(offset, &change(old).to_ne_bytes());
+            old
+        })
     }
 }
 
 impl Memory for Arena {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
-        self.at(addr, out.len(), |bytes| out.copy_from_slice(bytes))
+        self.at(addr, out.len(), |block, offset| block.read(offset, out))
     }
 
     fn load32(&self, addr: u64) -> Result<u32, Fault> {
-        self.at(addr, 4, |bytes| u32::from_ne_bytes((&*bytes).try_into().unwrap()))
+        self.at(addr, 4, |block, offset| block.word(offset).load(Ordering::Acquire))
     }
 
     fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
-        self.at(addr, 4, |place| place.copy_from_slice(&value.to_ne_bytes()))
+        self.at(addr, 4, |block, offset| block.word(offset).store(value, Ordering::Release))
     }
 
     fn write(&self, addr: u64, bytes: &[u8], _relaxed: bool) -> Result<(), Fault> {
-        self.at(addr, bytes.len(), |place| place.copy_from_slice(bytes))
+        self.at(addr, bytes.len(), |block, offset| block.write(offset, bytes))
     }
 
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
-        self.at(addr, 4, |place| {
-            let old = u32::from_ne_bytes((&*place).try_into().unwrap());
-            if old == compare {
-                place.copy_from_slice(&swap.to_ne_bytes());
-            }
-            old
-        })
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        let swapped = |block: &Block, at| block.word(at).compare_exchange(compare, swap, success, failure);
+        self.at(addr, 4, swapped).map(|old| old.unwrap_or_else(|other| other))
     }
 
     fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
-        self.word64(addr, |old| if old == compare { swap } else { old })
+        self.change64(addr, |old| if old == compare { swap } else { old })
     }
 
     fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
-        self.word64(addr, |old| old.wrapping_add(add))
+        self.change64(addr, |old| old.wrapping_add(add))
     }
 
     fn probe(&self, addr: u64, len: u64, _write: bool) -> Result<(), Fault> {
-        self.at(addr, len as usize, |_| ())
-    }
-}
-
-/// A UAR page: what was rung and not taken.
-#[derive(Clone, Default)]
-pub struct Page(Arc<Mutex<BTreeMap<usize, [u8; 8]>>>);
-
-impl Page {
-    pub fn ring(&self, offset: usize, bytes: [u8; 8]) {
-        self.0.lock().unwrap().insert(offset, bytes);
-    }
-}
-
-impl Registers for Page {
-    fn take(&self, offset: usize) -> Option<[u8; 8]> {
-        self.0.lock().unwrap().remove(&offset)
-    }
-
-    fn any(&self, offsets: &[usize]) -> bool {
-        let rung = self.0.lock().unwrap();
-        offsets.iter().any(|offset| rung.contains_key(offset))
-    }
-}
-
-/// Events are delivered nowhere; a line of the log fails the test that did not expect it.
-pub struct Quiet;
-
-impl EventSink for Quiet {
-    fn explain(&mut self, reason: Reason) {
-        panic!("something failed: {reason}");
-    }
-
-    fn completion(&mut self, _channel: u32, _cq_user_handle: u64) -> bool {
-        true
-    }
-
-    fn asynchronous(&mut self, _context: ContextId, _element: u64, _event_type: u32) -> bool {
-        true
-    }
-
-    fn withdraw_completions(&mut self, _channel: u32, _cq_user_handle: u64) -> u32 {
-        0
-    }
-
-    fn withdraw_asynchronous(&mut self, _context: ContextId, _element: u64) -> u32 {
-        0
+        self.at(addr, len as usize, |_, _| ())
     }
 }

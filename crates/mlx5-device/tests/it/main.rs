@@ -2,7 +2,19 @@
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used)]
 
+mod changed;
+mod commands;
+mod doorbells;
+mod errors;
+mod fabric;
+mod faults;
+mod impairment;
+mod limits;
 mod machine;
+mod ports;
+mod ports_down;
+mod queues;
+mod reasons;
 mod replay;
-mod side;
-mod wire;
+mod shared_receive;
+mod windows;

@@ -113,7 +113,7 @@ impl Responder {
             return;
         }
         let old = opcode.is_atomic().then_some(old);
-        self.replays.remember(&self.at_work, old);
+        self.executed.remember(&self.at_work, old);
         // The response acknowledges all before it.
         self.ack_due = false;
         self.respond(self.expected_psn.minus(1), old, false);

@@ -88,7 +88,7 @@ impl Responder {
             return Verdict::Answered;
         }
         let resources_left = self.waiting(true) < usize::from(self.config.max_dest_rd_atomic);
-        match self.replays.find(&request, path_mtu_bytes).filter(|_| resources_left) {
+        match self.executed.find(&request, path_mtu_bytes).filter(|_| resources_left) {
             Some(old @ Some(_)) => {
                 self.respond(psn, old, true);
                 Verdict::Answered

@@ -1,5 +1,5 @@
-//! One-way delay: what leaves the NIC waits in a delay line until it is due, and goes on in the order in which it came. Pure; the
-//! caller brings the time.
+//! One-way delay: what leaves the NIC waits in a delay line until it is due, and goes on in the order in which it came.
+//! The link has it and not the device's impairment: what waits lies where it was written, uncopied, and MADs wait too.
 //!
 //! On the wire a line holds packets, ready as they will be sent; in shared memory it holds how far a receiver may see the rings.
 //! What left in one round of the NIC is put in at the beginning of the next, by a clock that was read after it left: so a delay

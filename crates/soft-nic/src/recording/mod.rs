@@ -7,6 +7,7 @@
 //!
 //! In the file are WQEs, doorbell records, register writes, commands, messages that arrived, times and results: what goes in. Of what the
 //! device does (packets, CQEs, the place of payload, what it asked) there is a digest for each round. A trace comes from a replay.
+//! Payload in memory is in neither: the device hands on its address and length alone, and a digest of the bytes takes longer than their copy.
 
 mod answer;
 mod carrier;

@@ -10,8 +10,8 @@ use soft_nic::dma::Host;
 use soft_nic::link::{Link, LinkConfig};
 use soft_nic::testing::{Driver, Opening, QpId, QpShape, Setup, WorkRequest};
 
-use crate::faults::{By, Two, sent};
 use crate::operations::ALL;
+use crate::two::{By, Two, joined, sent};
 
 const OLD: u8 = 0x11;
 const NEW: u8 = 0xee;
@@ -162,7 +162,7 @@ fn what_another_queue_of_the_peer_s_process_says_is_dropped() {
 fn an_answer_in_packets_ends_where_its_region_or_window_goes_away() {
     const LEN: u32 = 1 << 17;
     for by_window in [false, true] {
-        let mut two = Two::new(&format!("answer-ends-{by_window}"), ServiceType::Rc, By::Wire);
+        let mut two = joined(&format!("answer-ends-{by_window}"), ServiceType::Rc, By::Wire);
         let region = two.right.region(LEN as usize, ALL | 1 << 4);
         region.block.write(0, &[OLD; LEN as usize]);
         two.from.block.write(0, &[GUARD; LEN as usize]);

@@ -15,8 +15,8 @@ use soft_nic::link::capture::pcapng::{BlockKind, first_block};
 use soft_nic::link::capture::{Capture, WirePacket};
 use soft_nic::testing::{Driver, WorkRequest};
 
-use crate::faults::{By, Two, sent};
 use crate::pcap::{CAPTURES, packets};
+use crate::two::{By, joined, sent};
 
 /// Bytes of an enhanced packet block before the frame, and of an Ethernet header.
 const BLOCK_HEAD: usize = 28;
@@ -192,7 +192,7 @@ fn tshark_complains_when_a_length_or_a_checksum_is_wrong() {
 
 #[test]
 fn two_nics_capture_the_same_packets_and_tshark_reads_them() {
-    let mut two = Two::new("captured", ServiceType::Rc, By::Wire);
+    let mut two = joined("captured", ServiceType::Rc, By::Wire);
     let capture = |driver: &mut Driver<Host>| {
         let now = Now(driver.now);
         driver.nic.link().begin_capture(now, 1_700_000_000_000_000_000, 0)

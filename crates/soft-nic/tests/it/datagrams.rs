@@ -4,25 +4,9 @@ use mlx5_layout::send_wqe::AddressVector;
 use mlx5_layout::{CqeOpcode, SendOpcode};
 use roce::ServiceType;
 use soft_nic::config::LinkLayer;
-use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};
+use soft_nic::testing::{Driver, QpShape, Setup, WorkRequest};
 
 use crate::operations::{ALL, gather, on_the_wire, opcode_of};
-
-pub fn vector(driver: &Driver<soft_nic::dma::Host>, to: QpId, qkey: u32) -> AddressVector {
-    let address = driver.address();
-    let roce = driver.nic.ports()[0].link_layer == LinkLayer::Roce;
-    AddressVector {
-        qkey,
-        destination_qpn: driver.qp(to).qpn,
-        extended: true,
-        rate_service_level: if roce { 3 << 1 } else { 3 },
-        lid_or_udp_port: if roce { 0xc000 } else { address.dlid },
-        hop_limit: address.hop_limit,
-        source_gid_index: address.sgid_index,
-        gid: address.dgid.unwrap_or_default(),
-        ..AddressVector::default()
-    }
-}
 
 #[test]
 fn datagrams_arrive_behind_forty_bytes_and_name_their_sender() {
@@ -39,7 +23,7 @@ fn datagrams_arrive_behind_forty_bytes_and_name_their_sender() {
             to.fill(0, 8192, 0xee);
             driver.post_receive(b, &[to.pointer(0, 17), to.pointer(17, 8000)]);
             let request = gather(WorkRequest::new(SendOpcode::SendImm), &from, len);
-            let datagram = Some(vector(&driver, b, 0x1111_1111));
+            let datagram = Some(driver.vector(b, 0x1111_1111));
             let request = WorkRequest { datagram, immediate: [9, 8, 7, 6], ..request };
             driver.post(a, &request).settle();
             let cqe = driver.poll_receive(b).unwrap_or_else(|| panic!("{layer}: {len} bytes did not arrive"));
@@ -63,7 +47,7 @@ fn datagrams_that_nobody_wants_vanish_and_their_senders_do_not_know() {
     let mut driver = Driver::new(Setup::new("ud-lost"));
     let (a, b) = driver.pair(QpShape { service: ServiceType::Ud, ..QpShape::default() });
     let (from, to) = (driver.region(64, ALL), driver.region(4096, ALL));
-    let good = vector(&driver, b, 0x1111_1111);
+    let good = driver.vector(b, 0x1111_1111);
     let counter =
         |driver: &Driver<_>, name: &str| driver.counters().fields().find(|f| f.0 == name).map(|f| f.1);
     driver.post_receive(b, &[to.pointer(0, 4096)]);

@@ -6,7 +6,7 @@ use mlx5_device::faults::Settings;
 use roce::ServiceType;
 use soft_nic::testing::WorkRequest;
 
-use crate::faults::{BOTH, By, Two, sent};
+use crate::two::{BOTH, By, Two, joined, sent};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -32,7 +32,7 @@ fn round_trip(two: &mut Two, request: &WorkRequest) -> u64 {
 #[test]
 fn a_round_trip_takes_both_delays_at_least_and_no_time_when_they_are_lifted() {
     for by in BOTH {
-        let mut two = Two::new("delay-trip", ServiceType::Rc, by);
+        let mut two = joined("delay-trip", ServiceType::Rc, by);
         let write = WorkRequest::write(&two.from, 0, 3000, &two.to, 0);
         let read = WorkRequest::read(&two.from, 0, 3000, &two.to, 0);
         // The channel is open before.
@@ -56,7 +56,7 @@ fn a_round_trip_takes_both_delays_at_least_and_no_time_when_they_are_lifted() {
 #[test]
 fn a_delay_that_is_changed_loses_nothing_and_nothing_overtakes() {
     for by in BOTH {
-        let mut two = Two::new("delay-live", ServiceType::Uc, by);
+        let mut two = joined("delay-live", ServiceType::Uc, by);
         for entry in 0..12 {
             let pointer = two.to.pointer(64 * entry, 64);
             two.right.post_receive(two.b, &[pointer]);
@@ -96,7 +96,7 @@ fn a_delay_that_is_changed_loses_nothing_and_nothing_overtakes() {
 fn delayed_packets_are_bounded_and_the_rest_wait_for_room() {
     // Messages of 4 KiB: a ring has 2 MiB. On a wire, 16 MiB of packets of 1 KiB.
     for (by, count, most) in [(By::Memory, 1_200, 2048 / 4), (By::Wire, 6_000, (16 << 10) / 4)] {
-        let mut two = Two::new("delay-full", ServiceType::Uc, by);
+        let mut two = joined("delay-full", ServiceType::Uc, by);
         let write = WorkRequest::write(&two.from, 0, 4096, &two.to, 0);
         two.left.post(two.a, &write);
         two.rounds(100);
@@ -129,7 +129,7 @@ fn delayed_packets_are_bounded_and_the_rest_wait_for_room() {
 
 #[test]
 fn a_delay_that_cannot_be_is_refused() {
-    let mut two = Two::new("delay-refused", ServiceType::Rc, By::Memory);
+    let mut two = joined("delay-refused", ServiceType::Rc, By::Memory);
     let why = two.left.nic.set(&delay(1_000 * MS + 1)).expect_err("longer than a second");
     assert!(why.contains("0 to 1s"), "{why}");
     two.left.nic.set(&delay(1_000 * MS)).expect("a second");

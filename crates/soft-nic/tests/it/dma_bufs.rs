@@ -10,7 +10,7 @@ use mlx5_layout::CqeSyndrome;
 use roce::ServiceType;
 use soft_nic::dma::DmaBuf;
 use soft_nic::os::system::memfd;
-use soft_nic::testing::{Block, Driver, Region, WorkRequest};
+use soft_nic::testing::{Driver, Region, WorkRequest, block};
 
 use crate::operations::ALL;
 use crate::withdrawn::{Scene, syndromes};
@@ -32,13 +32,8 @@ fn region<M: mlx5_device::memory::Memory>(driver: &mut Driver<M>) -> (File, DmaB
         RegMr { start: mapped.address(), length: LEN.into(), iova: IOVA, pd: driver.pd, access: ALL };
     let keys = driver.nic.reg_mr(driver.context, &request).expect("a region");
     // The block is not the region's memory: that is looked at through the file.
-    let region = Region {
-        block: Block::new(64),
-        address: IOVA,
-        lkey: keys.lkey,
-        rkey: keys.rkey,
-        handle: keys.handle,
-    };
+    let region =
+        Region { block: block(64), address: IOVA, lkey: keys.lkey, rkey: keys.rkey, handle: keys.handle };
     (behind, mapped, region)
 }
 

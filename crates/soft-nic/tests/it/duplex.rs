@@ -10,8 +10,8 @@ use roce::{Now, ServiceType};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpShape, Region, Setup, WorkRequest};
 
-use crate::faults::{By, Two, sent};
 use crate::operations::{ALL, on_the_wire};
+use crate::two::{By, Two, joined, sent};
 
 /// A READ whose answer takes a responder many rounds.
 const LONG: u32 = 4 << 20;
@@ -101,7 +101,7 @@ fn packets(driver: &mut Driver<Host>) -> u64 {
 
 /// Two NICs on the wire, with receives at both ends.
 fn two_programs(name: &str) -> Two {
-    let mut two = Two::new(name, ServiceType::Rc, By::Wire);
+    let mut two = joined(name, ServiceType::Rc, By::Wire);
     for _ in 0..16 {
         let (left, right) = (two.from.pointer(0, 64), two.to.pointer(0, 64));
         two.left.post_receive(two.a, &[left]);
@@ -227,7 +227,7 @@ fn what_a_program_has_seen_arrive_is_acknowledged_though_its_queue_goes_away_at_
 fn the_first_message_between_two_processes_is_acknowledged_though_its_queue_goes_away_at_once() {
     use End::{Closed, Destroyed, Last, Moved};
     for way in [Destroyed, Moved(QpState::Err), Moved(QpState::Reset), Closed, Last] {
-        let mut two = Two::new("duplex-first", ServiceType::Rc, By::Memory);
+        let mut two = joined("duplex-first", ServiceType::Rc, By::Memory);
         two.right.post_receive(two.b, &[two.to.pointer(0, 64)]);
         two.left.post(two.a, &WorkRequest::send(&two.from, 0, 8));
         while two.right.poll_receive(two.b).is_none() {

@@ -253,10 +253,10 @@ fn a_hostile_network_reaches_nothing_that_was_not_granted() {
     let mut driver = Driver::new(setup);
     let socket = UdpSocket::bind((at, 0)).expect("a loopback address");
     let mut attacker = Attacker { socket, at, rng: Rng::new(7) };
-    let block = soft_nic::testing::Block::new(BLOCK);
+    let block = soft_nic::testing::block(BLOCK);
     let region = driver.register(&block, GRANTED, block.address() + 7 * GRANTED, ALL).expect("memory");
     // Where the requester wants its answers.
-    let own_block = soft_nic::testing::Block::new(BLOCK);
+    let own_block = soft_nic::testing::block(BLOCK);
     let own = driver.register(&own_block, GRANTED, own_block.address(), ALL).expect("memory");
     own_block.write(0, &[0x5a; BLOCK]);
     let outside = |block: &soft_nic::testing::Block| {

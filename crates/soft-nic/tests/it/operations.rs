@@ -38,6 +38,14 @@ pub fn on_the_wire(name: &str) -> Setup<soft_nic::dma::Host> {
     })
 }
 
+pub fn syndrome(cqe: &mlx5_layout::Cqe<Vec<u8>>) -> Option<CqeSyndrome> {
+    cqe.error().known()
+}
+
+pub fn errno<T>(result: Result<T, mlx5_device::command::CommandError>) -> i32 {
+    result.map_or_else(|error| error.errno, |_| 0)
+}
+
 pub fn opcode_of(cqe: Option<mlx5_layout::Cqe<Vec<u8>>>) -> Option<(CqeOpcode, u32)> {
     cqe.map(|cqe| (cqe.opcode().expect("a known opcode"), cqe.byte_count()))
 }
@@ -310,11 +318,7 @@ fn nops_around_a_message_that_fails_keep_their_turn_and_have_no_bytes() {
             while let Some(cqe) = driver.poll_send(a) {
                 let failed = cqe.opcode() == Some(CqeOpcode::RequesterError);
                 let bytes = if failed { 0 } else { cqe.byte_count() };
-                ends.push((
-                    cqe.wqe_counter(),
-                    failed.then(|| crate::errors::syndrome(&cqe)).flatten(),
-                    bytes,
-                ));
+                ends.push((cqe.wqe_counter(), failed.then(|| syndrome(&cqe)).flatten(), bytes));
             }
             ends
         };
@@ -364,7 +368,7 @@ fn regions_may_have_addresses_of_their_own() {
     let mut driver = Driver::new(Setup::new("iova"));
     let (a, _) = driver.pair(QpShape::default());
     let from = driver.region(4096, ALL);
-    let block = soft_nic::testing::Block::new(8192);
+    let block = soft_nic::testing::block(8192);
     let to = driver.register(&block, 8192, 0x10_0000_0000, ALL).expect("registered");
     let bytes = from.fill(0, 100, 9);
     driver.post(a, &WorkRequest::write(&from, 0, 100, &to, 4090)).settle();

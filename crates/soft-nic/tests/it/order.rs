@@ -11,7 +11,7 @@ use mlx5_device::rereg_change;
 use mlx5_layout::SendOpcode;
 use mlx5_layout::umr::right;
 use roce::ServiceType;
-use soft_nic::testing::{Block, Driver, Opening, QpShape, Setup, WorkRequest};
+use soft_nic::testing::{Block, Driver, Opening, QpShape, Setup, WorkRequest, block};
 
 use crate::operations::ALL;
 use crate::withdrawn::{LONG, Scene, run};
@@ -213,7 +213,7 @@ fn a_program_that_polls_for_a_write_never_sees_a_later_word_first() {
         Series { name: "64 KiB", words: 16_384, count: 1_000, inline: false },
     ] {
         let mut driver = Driver::new(Setup::new(&format!("polled-{}", series.words)));
-        let memory = Block::new(series.slots() as usize * 4 * series.words);
+        let memory = block(series.slots() as usize * 4 * series.words);
         let (checked, done) = (AtomicU64::new(0), AtomicBool::new(false));
         let torn = std::thread::scope(|scope| {
             let reader = scope.spawn(|| {

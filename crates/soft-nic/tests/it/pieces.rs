@@ -1,12 +1,14 @@
 //! Messages that travel in several records, and end between two of them: at a missing page, or with their
 //! queue.
 
-use mlx5_layout::{CqeOpcode, CqeSyndrome};
+use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::QpState;
 use soft_nic::dma::Host;
-use soft_nic::testing::{Driver, QpId, Region, WorkRequest};
+use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
+use crate::operations::ALL;
+use crate::two::Two;
 use crate::withdrawn::{
     COMMANDS, Command, GUARD, NEW, OLD, Scene, filled, give_back, is_all, is_old, run, syndromes,
 };
@@ -132,4 +134,47 @@ fn a_message_whose_queue_goes_away_between_two_records_shows_its_peer_nothing_ne
             }
         }
     }
+}
+
+#[test]
+fn an_answer_that_comes_in_pieces_is_not_asked_for_again_while_it_comes() {
+    let setup = || Setup::new("slow-answer");
+    let (mut left, mut right) = (Driver::new(setup()), Driver::new(setup()));
+    let (a, b) = (left.create_qp(QpShape::default()), right.create_qp(QpShape::default()));
+    let (into, of) = (left.region(1 << 22, ALL), right.region(1 << 22, ALL));
+    let mut two = Two { left, right, a, b, from: into, to: of };
+    two.connect(a, b);
+    let read = |two: &Two, len: u32| {
+        WorkRequest::new(SendOpcode::RdmaRead).remote(&two.to, 0).pointer(&two.from, 0, len)
+    };
+    // A short one first, so that the channels are there.
+    let short = read(&two, 8);
+    two.left.post(a, &short);
+    two.rounds(100);
+    assert!(two.left.poll_send(a).is_some());
+    let bytes = two.to.fill(0, 1 << 22, 7);
+    let long = read(&two, 1 << 22);
+    two.left.post(a, &long);
+    let begun = two.left.now;
+    // The responder sends a piece of 128 KiB every 50 ms; the time-out is 67 ms.
+    let cqe = 'end: loop {
+        for _ in 0..10 {
+            two.left.now += 5_000_000;
+            two.left.poll();
+            if let Some(cqe) = two.left.poll_send(a) {
+                break 'end cqe;
+            }
+        }
+        two.right.now = two.left.now;
+        two.right.poll();
+        assert!(two.left.now < begun + 10_000_000_000, "an end");
+    };
+    assert_eq!((cqe.opcode(), cqe.byte_count()), (Some(CqeOpcode::Requester), 1 << 22));
+    assert!(two.from.block.bytes(0, 1 << 22) == bytes);
+    assert!(
+        two.left.now > begun + 1_000_000_000,
+        "as long as several time-outs: {} ns",
+        two.left.now - begun
+    );
+    assert_eq!(two.count(true, "retransmissions"), 0);
 }

@@ -6,8 +6,8 @@ use roce::ServiceType;
 use soft_nic::config::LinkLayer;
 use soft_nic::testing::{Driver, QpShape, Setup, WorkRequest};
 
-use crate::faults::{By, MS, Two, sent};
 use crate::operations::ALL;
+use crate::two::{By, MS, Two, joined, sent};
 
 #[test]
 fn a_port_keeps_to_its_rate_both_ways() {
@@ -124,7 +124,7 @@ fn a_rate_set_while_the_nic_runs_is_what_it_counts_until_it_is_lifted() {
     let on_wire = [cases[2], cases[3]].map(|case| (By::Wire, case));
     for (by, case) in cases.map(|case| (By::Memory, case)).into_iter().chain(on_wire) {
         let (name, setting, lifted, read, len, (on_left, counter), rate, on_top) = case;
-        let mut two = Two::new(&format!("rate-{name}-{rate}"), ServiceType::Rc, by);
+        let mut two = joined(&format!("rate-{name}-{rate}"), ServiceType::Rc, by);
         let request = match read {
             false => WorkRequest::write(&two.from, 0, len, &two.to, 0),
             true => WorkRequest::read(&two.from, 0, len, &two.to, 0),

@@ -8,8 +8,8 @@ use roce::ServiceType;
 use soft_nic::config::Config;
 use soft_nic::testing::{Opening, QpShape, Region, WorkRequest};
 
-use crate::commands::errno;
 use crate::operations::ALL;
+use crate::operations::errno;
 use crate::withdrawn::{GUARD, LEN, LONG, NEW, OLD, Scene, filled, is_all, is_old, later, run, syndromes};
 
 /// A scene whose far side has opened all of a region to the near one.

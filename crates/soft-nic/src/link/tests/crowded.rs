@@ -123,7 +123,7 @@ fn run(peer_does: u32, scenario: impl FnOnce(&Words) -> String) -> String {
     let fabric = fabric_name();
     let (words, thread) = start(config(&fabric));
     let mut peer = Peer::start("node", &fabric);
-    let [slot, word] = peer.hear("node ")[..] else { panic!("two numbers") };
+    let [slot, word] = peer.read_line("node ")[..] else { panic!("two numbers") };
     words.peer_slot.store(slot, Ordering::Release);
     words.peer_word.store(word, Ordering::Release);
     let own = words.my_slot.load(Ordering::Acquire) - 1;

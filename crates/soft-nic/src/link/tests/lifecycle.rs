@@ -51,7 +51,7 @@ fn a_killed_peer_is_noticed_and_its_slot_is_given_out_again() {
     let fabric = fabric_name();
     let mut link = join(&fabric);
     let mut peer = Peer::start("sink", &fabric);
-    let [slot, to] = peer.hear("sink ")[..] else { panic!("two numbers") };
+    let [slot, to] = peer.read_line("sink ")[..] else { panic!("two numbers") };
     let slot = slot as u8;
     connect(&mut link, slot);
     let write = request(&link, mlx5_device::first_qpn(slot), Opcode::Write, 0, to, 8);
@@ -89,7 +89,7 @@ fn a_peer_that_becomes_another_program_is_noticed() {
     let fabric = fabric_name();
     let mut link = join(&fabric);
     let mut peer = Peer::start("changeling", &fabric);
-    let slot = peer.hear("changeling ")[0] as u8;
+    let slot = peer.read_line("changeling ")[0] as u8;
     connect(&mut link, slot);
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(300) {
@@ -110,7 +110,7 @@ fn a_peer_that_becomes_another_program_is_noticed() {
 fn nothing_is_left_when_all_are_killed() {
     let fabric = fabric_name();
     let mut peers = [Peer::start("sink", &fabric), Peer::start("sink", &fabric)];
-    let slots: Vec<u64> = peers.iter_mut().map(|peer| peer.hear("sink ")[0]).collect();
+    let slots: Vec<u64> = peers.iter_mut().map(|peer| peer.read_line("sink ")[0]).collect();
     assert_eq!(memfds_of(&fabric), 2, "the directory, once in each process");
     assert_ne!(slots[0], slots[1]);
     for peer in &mut peers {
@@ -137,7 +137,7 @@ fn processes_that_join_at_once_meet_on_one_fabric() {
             let joins: Vec<_> = (0..4).map(|_| scope.spawn(|| join(&fabric))).collect();
             joins.into_iter().map(|join| join.join().unwrap()).collect()
         });
-        let mut slots: Vec<u8> = peers.iter_mut().map(|peer| peer.hear("sink ")[0] as u8).collect();
+        let mut slots: Vec<u8> = peers.iter_mut().map(|peer| peer.read_line("sink ")[0] as u8).collect();
         slots.extend(links.iter().map(Link::slot));
         slots.sort_unstable();
         assert_eq!(slots, (0..10).collect::<Vec<u8>>());
@@ -169,7 +169,7 @@ fn a_fork_child_gets_nothing_of_its_parents_link_and_may_join_itself() {
     let fabric = fabric_name();
     let mut link = join(&fabric);
     let mut peer = Peer::start("sink", &fabric);
-    let [slot, to] = peer.hear("sink ")[..] else { panic!("two numbers") };
+    let [slot, to] = peer.read_line("sink ")[..] else { panic!("two numbers") };
     let slot = slot as u8;
     connect(&mut link, slot);
     let write = request(&link, mlx5_device::first_qpn(slot), Opcode::Write, 0, to, 8);
@@ -204,7 +204,7 @@ fn a_peer_killed_in_the_middle_of_copies_costs_only_its_messages() {
     let payload = vec![1u8; 1 << 20];
     for _ in 0..5 {
         let mut peer = Peer::start("sink", &fabric);
-        let [slot, to] = peer.hear("sink ")[..] else { panic!("two numbers") };
+        let [slot, to] = peer.read_line("sink ")[..] else { panic!("two numbers") };
         let slot = slot as u8;
         connect(&mut link, slot);
         let from = [Segment { addr: payload.as_ptr() as u64, len: payload.len() as u64 }];

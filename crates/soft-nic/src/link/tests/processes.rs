@@ -68,7 +68,7 @@ impl Peer {
     }
 
     /// The next line that starts with `word`, its numbers.
-    pub fn hear(&mut self, word: &str) -> Vec<u64> {
+    pub fn read_line(&mut self, word: &str) -> Vec<u64> {
         let mut line = String::new();
         loop {
             line.clear();

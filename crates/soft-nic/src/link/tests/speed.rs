@@ -42,7 +42,7 @@ fn speed_between_two_processes_is_printed() {
         [(8, 500_000, 512), (4096, 50_000, 64), (16_384, 12_000, 32), (65_536, 5_000, 32), (1 << 20, 400, 8)]
     {
         let mut peer = Peer::start("sink", &fabric);
-        let [slot, to] = peer.hear("sink ")[..] else { panic!("two numbers") };
+        let [slot, to] = peer.read_line("sink ")[..] else { panic!("two numbers") };
         connect(&mut link, slot as u8);
         let payload = vec![7u8; bytes];
         let rate = f64::from(count) / stream(&mut link, slot as u8, to, &payload, count, window);

@@ -173,9 +173,9 @@ fn run(series: Series) -> u64 {
     let to = memory.as_ptr() as u64;
     let peer = series.two_processes.then(|| {
         let mut peer = Peer::start("writer", &fabric);
-        peer.hear("writer");
+        peer.read_line("writer");
         peer.say(&format!("{} {to} {} {} {}", link.slot(), series.words, series.count, series.helpers));
-        peer.hear("joined");
+        peer.read_line("joined");
         peer
     });
     let mut own = (!series.two_processes).then(|| Writer::new(series, link.slot(), to));

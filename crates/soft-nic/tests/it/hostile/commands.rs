@@ -8,7 +8,7 @@ use mlx5_device::command::{
 };
 use roce::ServiceType;
 use soft_nic::dma::Host;
-use soft_nic::testing::{Block, Driver, QpId, QpShape, Region, RegisterPage, Setup};
+use soft_nic::testing::{Block, Driver, QpId, QpShape, Region, RegisterPage, Setup, block};
 
 use super::Tally;
 use super::rng::Rng;
@@ -131,7 +131,7 @@ impl Commands {
         let context = driver.nic.open_context(0).expect("an open");
         driver.nic.close_context(closed);
         let pd = driver.nic.alloc_pd(context).expect("a PD").handle;
-        let (ring, record, memory) = (Block::new(32 * 1024), Block::new(64), Block::new(8192));
+        let (ring, record, memory) = (block(32 * 1024), block(64), block(8192));
         let page = driver.nic.alloc_uar(context, UarKind::BlueFlame, Box::new(RegisterPage::default()));
         let page = page.expect("a page").number;
         let full = Full::new();

@@ -1,12 +1,10 @@
 //! Memory windows of the mock driver: the commands, and UMR WQEs as libmlx5's `set_bind_wr` lays them.
 
-use mlx5_device::command::{AllocMw, Handle};
-use mlx5_device::commands::*;
-use mlx5_device::memory::Memory;
+use crate::command::{AllocMw, Handle};
 use mlx5_layout::SendOpcode;
 use mlx5_layout::umr::{ANY_QPN, KeyContext, Klm, Umr, UmrControl, change, flag};
 
-use super::driver::Driver;
+use super::driver::{DriverOf, TestNic};
 use super::shapes::{QpId, Region};
 use super::work::WorkRequest;
 
@@ -72,7 +70,7 @@ fn closing(kind: u8, tag: u8) -> Umr {
     Umr { control, context: KeyContext { free: true, qpn: ANY_QPN, tag, ..KeyContext::default() }, klm: None }
 }
 
-impl<M: Memory> Driver<M> {
+impl<N: TestNic> DriverOf<N> {
     /// Allocates a window of type 1 or 2.
     pub fn window(&mut self, kind: u8) -> Window {
         let made = self.nic.alloc_mw(self.context, &AllocMw { pd: self.pd, kind }).expect("a window");

@@ -2,18 +2,16 @@
 
 use mlx5_device::command::{RegMr, event_type};
 use mlx5_device::commands::*;
+use mlx5_device::errno;
+use mlx5_device::testing::{Data, Opening, QpId, QpShape, Region, Window, WorkRequest};
 use mlx5_device::{Counters, rereg_change};
 use mlx5_layout::CqeSyndrome::{LocalQpOperation, MwBind};
 use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::umr::{change, flag, right};
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;
-use soft_nic::dma::Host;
-use soft_nic::testing::{Data, Driver, Opening, QpId, QpShape, Region, Setup, Window, WorkRequest};
 
-use crate::commands::errno;
-use crate::errors::syndrome;
-use crate::operations::ALL;
+use crate::machine::{ALL, Driver, Setup, errno, syndrome};
 
 /// `IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND`: nothing of the region is open to peers but through windows.
 const BINDABLE: u32 = 1 | 1 << 4;
@@ -23,7 +21,7 @@ const EVERY: u8 = READ | WRITE | right::ATOMIC;
 
 /// A pair of queues, of which `b` opens windows to `theirs` and `a` uses them.
 struct Scene {
-    driver: Driver<Host>,
+    driver: Driver,
     a: QpId,
     b: QpId,
     ours: Region,
@@ -487,13 +485,13 @@ fn a_region_with_open_windows_stays_as_it_is() {
     let (flags, start) = (rereg_change::ACCESS, s.theirs.block.address());
     let rereg = RegMr { start, length: 4096, iova: start, pd: s.driver.pd, access: 1 };
     for closed in [WorkRequest::local_invalidate(key), WorkRequest::close(&other, 2)] {
-        assert_eq!(errno(s.driver.nic.dereg_mr(context, mr)), libc::EBUSY);
-        assert_eq!(errno(s.driver.nic.rereg_mr(context, mr, flags, &rereg)), libc::EBUSY);
+        assert_eq!(errno(s.driver.nic.dereg_mr(context, mr)), errno::EBUSY);
+        assert_eq!(errno(s.driver.nic.rereg_mr(context, mr, flags, &rereg)), errno::EBUSY);
         assert_eq!(s.done(s.b, &closed), None);
     }
     assert_eq!(errno(s.driver.nic.rereg_mr(context, mr, flags, &rereg)), 0);
     assert_eq!(errno(s.driver.nic.dereg_mr(context, mr)), 0);
-    assert_eq!(errno(s.driver.nic.dereg_mr(context, mr)), libc::EINVAL);
+    assert_eq!(errno(s.driver.nic.dereg_mr(context, mr)), errno::EINVAL);
 }
 
 #[test]
@@ -503,7 +501,7 @@ fn windows_go_with_their_command_their_queue_and_their_open() {
     let window = s.driver.window(2);
     let key = s.bind(&window, 1, 0, 64, WRITE);
     assert_eq!(errno(s.driver.nic.dealloc_mw(context, window.handle)), 0, "bound or not");
-    assert_eq!(errno(s.driver.nic.dealloc_mw(context, window.handle)), libc::EINVAL);
+    assert_eq!(errno(s.driver.nic.dealloc_mw(context, window.handle)), errno::EINVAL);
     let write = s.write(0, 8, key);
     assert_eq!(s.done(s.a, &write), Some(CqeSyndrome::RemoteAccess));
     assert_ne!(s.driver.window(2).rkey, key, "the key does not come back at once");
@@ -512,7 +510,7 @@ fn windows_go_with_their_command_their_queue_and_their_open() {
     let window = s.driver.window(2);
     let bind = s.driver.bind(d, &window, 1, &s.opening(0, 64, WRITE));
     assert_eq!(s.done(d, &bind), None);
-    assert_eq!(errno(s.driver.nic.dereg_mr(context, s.theirs.handle)), libc::EBUSY);
+    assert_eq!(errno(s.driver.nic.dereg_mr(context, s.theirs.handle)), errno::EBUSY);
     s.driver.replace_qp(d);
     assert_eq!(errno(s.driver.nic.dereg_mr(context, s.theirs.handle)), 0, "its queue is gone");
     assert_eq!(s.driver.state(c), 3);
@@ -521,14 +519,14 @@ fn windows_go_with_their_command_their_queue_and_their_open() {
     let mut s = Scene::new("close-open");
     let window = s.driver.window(2);
     s.bind(&window, 1, 0, 64, WRITE);
-    assert_eq!(errno(s.driver.nic.dealloc_pd(s.driver.context, s.driver.pd)), libc::EBUSY);
+    assert_eq!(errno(s.driver.nic.dealloc_pd(s.driver.context, s.driver.pd)), errno::EBUSY);
     s.driver.nic.close_context(s.driver.context);
     for kind in [0, 3, 255] {
         let mut s = Scene::new("kinds");
         let request = mlx5_device::command::AllocMw { pd: s.driver.pd, kind };
-        assert_eq!(errno(s.driver.nic.alloc_mw(s.driver.context, &request)), libc::EINVAL, "type {kind}");
+        assert_eq!(errno(s.driver.nic.alloc_mw(s.driver.context, &request)), errno::EINVAL, "type {kind}");
         let request = mlx5_device::command::AllocMw { pd: 77, kind: 1 };
-        assert_eq!(errno(s.driver.nic.alloc_mw(s.driver.context, &request)), libc::EINVAL, "no such PD");
+        assert_eq!(errno(s.driver.nic.alloc_mw(s.driver.context, &request)), errno::EINVAL, "no such PD");
     }
 }
 

@@ -3,42 +3,39 @@
 use mlx5_device::UarKind;
 use mlx5_device::command::{AddressVector, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
 use mlx5_device::commands::*;
+use mlx5_device::config::LinkLayer;
+use mlx5_device::errno;
+use mlx5_device::testing::{QpShape, RegisterPage};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
-use soft_nic::config::LinkLayer;
-use soft_nic::testing::{Block, Driver, QpShape, RegisterPage, Setup};
 
-use crate::operations::ALL;
-
-pub fn errno<T>(result: Result<T, mlx5_device::command::CommandError>) -> i32 {
-    result.map_or_else(|error| error.errno, |_| 0)
-}
+use crate::machine::{ALL, Driver, Setup, errno};
 
 #[test]
 fn regions_are_checked_when_they_are_registered() {
     let mut driver = Driver::new(Setup::new("reg-mr"));
-    let block = Block::new(8192);
+    let block = driver.block(8192);
     let start = block.address();
     let good = RegMr { start, length: 8192, iova: start, pd: driver.pd, access: ALL };
     for (name, request, wanted) in [
         ("good", good, 0),
         ("read-only", RegMr { access: 0, ..good }, 0),
         ("relaxed ordering", RegMr { access: 1 << 20 | 1, ..good }, 0),
-        ("remote write without local write", RegMr { access: 0b10, ..good }, libc::EINVAL),
-        ("remote atomic without local write", RegMr { access: 0b1000, ..good }, libc::EINVAL),
+        ("remote write without local write", RegMr { access: 0b10, ..good }, errno::EINVAL),
+        ("remote atomic without local write", RegMr { access: 0b1000, ..good }, errno::EINVAL),
         ("remote read alone", RegMr { access: 0b100, ..good }, 0),
-        ("on-demand paging", RegMr { access: 1 << 6, ..good }, libc::EOPNOTSUPP),
-        ("flush", RegMr { access: 1 << 8, ..good }, libc::EOPNOTSUPP),
-        ("a flag that does not exist", RegMr { access: 1 << 12, ..good }, libc::EINVAL),
-        ("that and on-demand paging", RegMr { access: 1 << 12 | 1 << 6, ..good }, libc::EINVAL),
-        ("other page offset of the iova", RegMr { iova: start + 1, ..good }, libc::EINVAL),
+        ("on-demand paging", RegMr { access: 1 << 6, ..good }, errno::EOPNOTSUPP),
+        ("flush", RegMr { access: 1 << 8, ..good }, errno::EOPNOTSUPP),
+        ("a flag that does not exist", RegMr { access: 1 << 12, ..good }, errno::EINVAL),
+        ("that and on-demand paging", RegMr { access: 1 << 12 | 1 << 6, ..good }, errno::EINVAL),
+        ("other page offset of the iova", RegMr { iova: start + 1, ..good }, errno::EINVAL),
         ("other page of the iova", RegMr { iova: start + 4096, ..good }, 0),
-        ("wraps around", RegMr { length: u64::MAX - 4, ..good }, libc::EINVAL),
-        ("iova wraps around", RegMr { iova: u64::MAX - 4095, ..good }, libc::EINVAL),
-        ("one byte into the guard page", RegMr { length: 8193, ..good }, libc::EFAULT),
-        ("nowhere", RegMr { start: 0x1000, iova: 0x1000, ..good }, libc::EFAULT),
-        ("no PD", RegMr { pd: 77, ..good }, libc::EINVAL),
-        ("empty at a page boundary", RegMr { length: 0, ..good }, libc::EINVAL),
+        ("wraps around", RegMr { length: u64::MAX - 4, ..good }, errno::EINVAL),
+        ("iova wraps around", RegMr { iova: u64::MAX - 4095, ..good }, errno::EINVAL),
+        ("one byte into the guard page", RegMr { length: 8193, ..good }, errno::EFAULT),
+        ("nowhere", RegMr { start: 0x1000, iova: 0x1000, ..good }, errno::EFAULT),
+        ("no PD", RegMr { pd: 77, ..good }, errno::EINVAL),
+        ("empty at a page boundary", RegMr { length: 0, ..good }, errno::EINVAL),
         ("empty inside a page", RegMr { start: start + 8, iova: start + 8, length: 0, ..good }, 0),
     ] {
         assert_eq!(errno(driver.nic.reg_mr(driver.context, &request)), wanted, "{name}");
@@ -48,7 +45,7 @@ fn regions_are_checked_when_they_are_registered() {
 #[test]
 fn cqs_are_checked_when_they_are_made() {
     let mut driver = Driver::new(Setup::new("create-cq"));
-    let (ring, record) = (Block::new(256 * 64), Block::new(64));
+    let (ring, record) = (driver.block(256 * 64), driver.block(64));
     let good = CreateCq {
         cqe: 255,
         cqe_size: 64,
@@ -61,15 +58,15 @@ fn cqs_are_checked_when_they_are_made() {
     for (name, request, wanted) in [
         ("good", good, 0),
         ("smaller", CreateCq { cqe: 0, ..good }, 0),
-        ("no power of two", CreateCq { cqe: 254, ..good }, libc::EINVAL),
-        ("above the limit", CreateCq { cqe: (1 << 23) - 1, ..good }, libc::EINVAL),
-        ("4 billion", CreateCq { cqe: u32::MAX, ..good }, libc::EINVAL),
-        ("CQE size", CreateCq { cqe_size: 32, ..good }, libc::EINVAL),
-        ("larger than its memory", CreateCq { cqe: 511, ..good }, libc::EFAULT),
-        ("128 bytes are too large", CreateCq { cqe_size: 128, ..good }, libc::EFAULT),
-        ("record nowhere", CreateCq { record: 64, ..good }, libc::EFAULT),
-        ("ring not aligned", CreateCq { buffer: ring.address() + 4, ..good }, libc::EINVAL),
-        ("record not aligned", CreateCq { record: record.address() + 2, ..good }, libc::EINVAL),
+        ("no power of two", CreateCq { cqe: 254, ..good }, errno::EINVAL),
+        ("above the limit", CreateCq { cqe: (1 << 23) - 1, ..good }, errno::EINVAL),
+        ("4 billion", CreateCq { cqe: u32::MAX, ..good }, errno::EINVAL),
+        ("CQE size", CreateCq { cqe_size: 32, ..good }, errno::EINVAL),
+        ("larger than its memory", CreateCq { cqe: 511, ..good }, errno::EFAULT),
+        ("128 bytes are too large", CreateCq { cqe_size: 128, ..good }, errno::EFAULT),
+        ("record nowhere", CreateCq { record: 64, ..good }, errno::EFAULT),
+        ("ring not aligned", CreateCq { buffer: ring.address() + 4, ..good }, errno::EINVAL),
+        ("record not aligned", CreateCq { record: record.address() + 2, ..good }, errno::EINVAL),
     ] {
         assert_eq!(errno(driver.nic.create_cq(driver.context, &request)), wanted, "{name}");
     }
@@ -81,7 +78,7 @@ fn qps_are_checked_when_they_are_made() {
     let qp = driver.create_qp(QpShape::default());
     let page = driver.create_page(UarKind::BlueFlame) as u32;
     let cq = driver.cq(driver.qp(qp).send_cq).handle;
-    let (ring, record) = (Block::new(64 * 128), Block::new(64));
+    let (ring, record) = (driver.block(64 * 128), driver.block(64));
     let good = CreateQp {
         service: ServiceType::Rc,
         pd: driver.pd,
@@ -108,25 +105,25 @@ fn qps_are_checked_when_they_are_made() {
     for (name, request, wanted) in [
         ("good", good, 0),
         ("without queues", CreateQp { sq_wqe_count: 0, rq_wqe_count: 0, ..good }, 0),
-        ("SQ no power of two", CreateQp { sq_wqe_count: 48, ..good }, libc::EINVAL),
-        ("RQ no power of two", CreateQp { rq_wqe_count: 48, ..good }, libc::EINVAL),
-        ("SQ above the limit", CreateQp { sq_wqe_count: 65536, ..good }, libc::EINVAL),
-        ("RQ above the limit", CreateQp { rq_wqe_count: 65536, ..good }, libc::EINVAL),
-        ("stride", CreateQp { rq_wqe_shift: 10, ..good }, libc::EINVAL),
-        ("stride that shifts out", CreateQp { rq_wqe_shift: 200, ..good }, libc::EINVAL),
+        ("SQ no power of two", CreateQp { sq_wqe_count: 48, ..good }, errno::EINVAL),
+        ("RQ no power of two", CreateQp { rq_wqe_count: 48, ..good }, errno::EINVAL),
+        ("SQ above the limit", CreateQp { sq_wqe_count: 65536, ..good }, errno::EINVAL),
+        ("RQ above the limit", CreateQp { rq_wqe_count: 65536, ..good }, errno::EINVAL),
+        ("stride", CreateQp { rq_wqe_shift: 10, ..good }, errno::EINVAL),
+        ("stride that shifts out", CreateQp { rq_wqe_shift: 200, ..good }, errno::EINVAL),
         ("no RQ, and a stride all the same", CreateQp { rq_wqe_count: 0, rq_wqe_shift: 200, ..good }, 0),
-        ("ring outside memory", CreateQp { sq_wqe_count: 128, ..good }, libc::EFAULT),
-        ("record nowhere", CreateQp { record: 8, ..good }, libc::EFAULT),
-        ("ring not aligned", CreateQp { buffer: ring.address() + 8, ..good }, libc::EINVAL),
-        ("no such CQ", CreateQp { recv_cq: 99, ..good }, libc::EINVAL),
-        ("no such PD", CreateQp { pd: 99, ..good }, libc::EINVAL),
-        ("no such page", CreateQp { uar_page: Some(99), ..good }, libc::EINVAL),
-        ("no page", CreateQp { uar_page: None, mlx5_flags: 0, ..good }, libc::EINVAL),
-        ("static register", CreateQp { uar_page: None, mlx5_flags: 1 << 3, ..good }, libc::EINVAL),
-        ("DC target", CreateQp { mlx5_flags: 1 << 10 | 1 << 4, ..good }, libc::EOPNOTSUPP),
-        ("max_send_sge", cap(|c| c.max_send_sge = 31), libc::EINVAL),
-        ("max_send_wr", cap(|c| c.max_send_wr = 32769), libc::EINVAL),
-        ("max_inline_data", cap(|c| c.max_inline_data = 2000), libc::EINVAL),
+        ("ring outside memory", CreateQp { sq_wqe_count: 128, ..good }, errno::EFAULT),
+        ("record nowhere", CreateQp { record: 8, ..good }, errno::EFAULT),
+        ("ring not aligned", CreateQp { buffer: ring.address() + 8, ..good }, errno::EINVAL),
+        ("no such CQ", CreateQp { recv_cq: 99, ..good }, errno::EINVAL),
+        ("no such PD", CreateQp { pd: 99, ..good }, errno::EINVAL),
+        ("no such page", CreateQp { uar_page: Some(99), ..good }, errno::EINVAL),
+        ("no page", CreateQp { uar_page: None, mlx5_flags: 0, ..good }, errno::EINVAL),
+        ("static register", CreateQp { uar_page: None, mlx5_flags: 1 << 3, ..good }, errno::EINVAL),
+        ("DC target", CreateQp { mlx5_flags: 1 << 10 | 1 << 4, ..good }, errno::EOPNOTSUPP),
+        ("max_send_sge", cap(|c| c.max_send_sge = 31), errno::EINVAL),
+        ("max_send_wr", cap(|c| c.max_send_wr = 32769), errno::EINVAL),
+        ("max_inline_data", cap(|c| c.max_inline_data = 2000), errno::EINVAL),
     ] {
         assert_eq!(errno(driver.nic.create_qp(driver.context, &request)), wanted, "{name}");
     }
@@ -148,7 +145,7 @@ fn modifies_are_checked_against_state_and_range() {
         ("P_Key beyond the table", ModifyQp { pkey_index: 1, ..to_init }),
         ("an attribute that does not belong", ModifyQp { mask: init | AttrMask::AV.0, ..to_init }),
     ] {
-        assert_eq!(errno(driver.modify(a, &request)), libc::EINVAL, "{name}");
+        assert_eq!(errno(driver.modify(a, &request)), errno::EINVAL, "{name}");
         assert_eq!(driver.state(a), 0, "{name}");
     }
     driver.bring_up_to(a, &attributes, 1);
@@ -168,7 +165,7 @@ fn modifies_are_checked_against_state_and_range() {
         ("source GID beyond the table", ModifyQp { address: grh, ..to_rtr }),
         ("assumed state", ModifyQp { mask: rtr | AttrMask::CUR_STATE.0, current_state: 2, ..to_rtr }),
     ] {
-        assert_eq!(errno(driver.modify(a, &request)), libc::EINVAL, "{name}");
+        assert_eq!(errno(driver.modify(a, &request)), errno::EINVAL, "{name}");
         assert_eq!(driver.state(a), 1, "{name}");
     }
     assert_eq!(errno(driver.modify(a, &to_rtr)), 0);
@@ -184,16 +181,16 @@ fn objects_in_use_are_busy_and_handles_of_nothing_invalid() {
     let region = driver.region(64, ALL);
     let context = driver.context;
     let cq = driver.cq(driver.qp(qp).recv_cq).handle;
-    assert_eq!(errno(driver.nic.dealloc_pd(context, driver.pd)), libc::EBUSY);
-    assert_eq!(errno(driver.nic.destroy_cq(context, cq)), libc::EBUSY);
-    assert_eq!(errno(driver.nic.free_uar(context, 0)), libc::EBUSY);
+    assert_eq!(errno(driver.nic.dealloc_pd(context, driver.pd)), errno::EBUSY);
+    assert_eq!(errno(driver.nic.destroy_cq(context, cq)), errno::EBUSY);
+    assert_eq!(errno(driver.nic.free_uar(context, 0)), errno::EBUSY);
     assert_eq!(errno(driver.nic.destroy_qp(context, driver.qp(qp).handle)), 0);
-    assert_eq!(errno(driver.nic.destroy_qp(context, driver.qp(qp).handle)), libc::EINVAL, "again");
+    assert_eq!(errno(driver.nic.destroy_qp(context, driver.qp(qp).handle)), errno::EINVAL, "again");
     assert_eq!(errno(driver.nic.destroy_cq(context, cq)), 0);
     assert_eq!(errno(driver.nic.free_uar(context, 0)), 0);
     let vector = AddressVector { port: 1, dlid: 1, ..AddressVector::default() };
     let ah = driver.nic.create_ah(context, driver.pd, &vector).expect("an AH");
-    assert_eq!(errno(driver.nic.dealloc_pd(context, driver.pd)), libc::EBUSY, "region and AH");
+    assert_eq!(errno(driver.nic.dealloc_pd(context, driver.pd)), errno::EBUSY, "region and AH");
     assert_eq!(errno(driver.nic.dereg_mr(context, region.handle)), 0);
     assert_eq!(errno(driver.nic.destroy_ah(context, ah.handle)), 0);
     assert_eq!(errno(driver.nic.dealloc_pd(context, driver.pd)), 0);
@@ -203,7 +200,7 @@ fn objects_in_use_are_busy_and_handles_of_nothing_invalid() {
         errno(driver.nic.dealloc_pd(context, driver.pd)),
         errno(driver.nic.free_uar(context, 1 << 30)),
     ] {
-        assert_eq!(result, libc::EINVAL);
+        assert_eq!(result, errno::EINVAL);
     }
 }
 
@@ -217,18 +214,18 @@ fn closing_a_context_destroys_everything_in_it_and_nothing_else() {
     driver.nic.alloc_uar(other, UarKind::BlueFlame, Box::new(RegisterPage::default())).expect("a page");
     assert_eq!(
         errno(driver.nic.dereg_mr(other, region.handle)),
-        libc::EINVAL,
+        errno::EINVAL,
         "handles are the context's own"
     );
     driver.nic.close_context(other);
-    assert_eq!(errno(driver.nic.dealloc_pd(other, pd.handle)), libc::EINVAL);
-    let write = soft_nic::testing::WorkRequest::write(&region, 0, 8, &region, 32);
+    assert_eq!(errno(driver.nic.dealloc_pd(other, pd.handle)), errno::EINVAL);
+    let write = mlx5_device::testing::WorkRequest::write(&region, 0, 8, &region, 32);
     driver.post(a, &write).settle();
     assert!(driver.poll_send(a).is_some(), "the first context still works");
     driver.post(a, &write).post(b, &write);
     driver.nic.close_context(driver.context);
     driver.settle();
-    assert_eq!(errno(driver.nic.alloc_pd(driver.context)), libc::EINVAL);
+    assert_eq!(errno(driver.nic.alloc_pd(driver.context)), errno::EINVAL);
 }
 
 #[test]
@@ -245,7 +242,7 @@ fn address_handles_know_the_mac_of_who_is_on_the_fabric() {
     assert_eq!(driver.nic.create_ah(context, pd, &vector).map(|ah| ah.dmac), Ok(mac));
     assert_eq!(
         errno(driver.nic.create_ah(context, pd, &AddressVector { dgid: None, ..vector })),
-        libc::EINVAL
+        errno::EINVAL
     );
-    assert_eq!(errno(driver.nic.create_ah(context, pd, &AddressVector { port: 3, ..vector })), libc::EINVAL);
+    assert_eq!(errno(driver.nic.create_ah(context, pd, &AddressVector { port: 3, ..vector })), errno::EINVAL);
 }

@@ -1,41 +1,10 @@
 //! What a test says of a driver and its objects before they are made, and what it gets back.
 
-use mlx5_device::command::Handle;
+use crate::command::Handle;
 use mlx5_layout::send_wqe::DataPointer;
 use roce::ServiceType;
 
 use super::blocks::Block;
-use crate::config::Config;
-use crate::dma::Host;
-
-pub struct Setup<M> {
-    pub config: Config,
-    /// What the NIC reads rings and records through.
-    pub memory: M,
-    /// Fabric to join; drivers on one fabric reach each other.
-    pub fabric: String,
-}
-
-impl Setup<Host> {
-    /// One ConnectX-6 on InfiniBand, on a fabric of its own.
-    pub fn new(name: &str) -> Setup<Host> {
-        let memory = Host::new().expect("the fault handler can be installed");
-        let fabric = format!("test-{}-{name}", std::process::id());
-        Setup { config: Config::default(), memory, fabric }
-    }
-}
-
-impl<M> Setup<M> {
-    pub fn with_memory<N>(self, memory: N) -> Setup<N> {
-        Setup { config: self.config, memory, fabric: self.fabric }
-    }
-
-    /// The same with this change to the configuration.
-    pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Setup<M> {
-        change(&mut self.config);
-        self
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CqId(pub(super) usize);

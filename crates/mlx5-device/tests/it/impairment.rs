@@ -2,18 +2,17 @@
 
 use mlx5_device::commands::*;
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
+use mlx5_device::testing::{BOTH, By, MS, QpShape, TIMEOUT_NS, WorkRequest, sent};
 use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::ServiceType;
-use soft_nic::testing::{QpShape, WorkRequest};
 
-use crate::faults::{BOTH, By, MS, TIMEOUT_NS, Two, sent};
-use crate::operations::ALL;
+use crate::machine::{ALL, Two, joined, joined_with};
 
 #[test]
 fn a_message_that_waits_for_a_rate_goes_behind_one_that_is_sent_again() {
     // Of three messages the first is lost, which a NAK tells, or the second, which its time-out tells: the third waits meanwhile.
     for (lost, by) in BOTH.into_iter().flat_map(|by| [(0, by), (1, by)]) {
-        let mut two = Two::new(&format!("pace-{lost}"), ServiceType::Rc, by);
+        let mut two = joined(&format!("pace-{lost}"), ServiceType::Rc, by);
         let pace = |pace| Settings { messages_per_second: Some(pace), ..Settings::default() };
         two.left.nic.set(&pace(Some(1.0))).expect("a possible pace");
         let (qpn, psn) = (two.left.qp(two.a).qpn, Some(0x1000 + lost));
@@ -35,7 +34,7 @@ fn a_message_that_waits_for_a_rate_goes_behind_one_that_is_sent_again() {
 /// Its first record takes the time of the whole, and the others do not wait for that: the peer would answer none of them.
 #[test]
 fn a_message_of_many_records_leaves_at_once_and_is_not_repeated_whatever_the_rate() {
-    let mut two = Two::new("cut", ServiceType::Rc, By::Memory);
+    let mut two = joined("cut", ServiceType::Rc, By::Memory);
     // 168 ms for 1 MiB.
     let rate = Settings { rate_gbps: Some(Some(0.05)), ..Settings::default() };
     two.left.nic.set(&rate).expect("a possible rate");
@@ -51,7 +50,7 @@ fn a_message_of_many_records_leaves_at_once_and_is_not_repeated_whatever_the_rat
 #[test]
 fn the_rest_of_a_message_that_goes_on_after_a_wait_is_lost_with_its_port() {
     for by in BOTH {
-        let mut two = Two::new("rest", ServiceType::Rc, by);
+        let mut two = joined("rest", ServiceType::Rc, by);
         let (from, to) = (two.left.region(200_000, ALL), two.right.region(200_000, ALL));
         let write = WorkRequest::write(&from, 0, 200_000, &to, 0);
         let write = WorkRequest { opcode: SendOpcode::RdmaWriteImm, ..write };
@@ -75,7 +74,7 @@ fn the_rest_of_a_message_that_goes_on_after_a_wait_is_lost_with_its_port() {
 
 #[test]
 fn queues_that_wait_for_a_rate_take_turns() {
-    let mut two = Two::new("turns", ServiceType::Rc, By::Memory);
+    let mut two = joined("turns", ServiceType::Rc, By::Memory);
     let (a, b) = (two.left.create_qp(QpShape::default()), two.right.create_qp(QpShape::default()));
     two.connect(a, b);
     let pace = Settings { messages_per_second: Some(Some(1e3)), ..Settings::default() };
@@ -95,7 +94,7 @@ fn queues_that_wait_for_a_rate_take_turns() {
 #[test]
 fn a_read_that_is_not_answered_is_not_the_one_that_is_late() {
     for (gap, by) in BOTH.into_iter().flat_map(|by| [(false, by), (true, by)]) {
-        let mut two = Two::new(&format!("late-{gap}"), ServiceType::Rc, by);
+        let mut two = joined(&format!("late-{gap}"), ServiceType::Rc, by);
         let qpn = two.right.qp(two.b).qpn;
         let late = Injection { qpn, kind: InjectionKind::DelayRead(1_000) };
         two.right.nic.inject(late).expect("a QP of its own");
@@ -125,7 +124,7 @@ fn a_read_that_is_not_answered_is_not_the_one_that_is_late() {
 
 #[test]
 fn a_message_that_is_lost_does_not_hide_the_one_that_lies_in_its_peers_ring() {
-    let mut two = Two::new("behind-the-ring", ServiceType::Rc, By::Memory);
+    let mut two = joined("behind-the-ring", ServiceType::Rc, By::Memory);
     let write = WorkRequest::write(&two.from, 0, 8, &two.to, 0);
     two.open_channel(&write);
     two.left.post(two.a, &write);
@@ -149,7 +148,7 @@ fn a_message_that_is_lost_does_not_hide_the_one_that_lies_in_its_peers_ring() {
 
 #[test]
 fn a_fault_goes_with_its_queue() {
-    let mut two = Two::new("forgotten", ServiceType::Rc, By::Memory);
+    let mut two = joined("forgotten", ServiceType::Rc, By::Memory);
     let doomed = two.left.create_qp(QpShape::default());
     let drop_next =
         |two: &mut Two, qpn| two.left.nic.inject(Injection { qpn, kind: InjectionKind::Drop(None) });
@@ -164,7 +163,7 @@ fn a_fault_goes_with_its_queue() {
 #[test]
 fn silence_is_explained_where_the_nic_itself_lost_nothing() {
     for (loss, explained) in [(1.0, false), (0.0, true)] {
-        let mut two = Two::with("silence", ServiceType::Rc, By::Memory, |config| config.loss = loss);
+        let mut two = joined_with("silence", ServiceType::Rc, By::Memory, |config| config.loss = loss);
         if explained {
             // A change that loses nothing.
             two.left.nic.set(&Settings { seed: Some(5), ..Settings::default() }).expect("a seed");

@@ -2,18 +2,17 @@
 
 use mlx5_device::command::{CreateSrq, ModifyQp, ModifySrq, event_type};
 use mlx5_device::commands::*;
+use mlx5_device::errno;
+use mlx5_device::testing::{QpId, QpShape, SrqId, WorkRequest};
 use mlx5_layout::send_wqe::AddressVector;
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
-use soft_nic::dma::Host;
-use soft_nic::testing::{Block, Driver, QpId, QpShape, Setup, SrqId, WorkRequest};
 
-use crate::errors::syndrome;
-use crate::operations::ALL;
+use crate::machine::{ALL, Driver, Setup, syndrome};
 
 /// `count` connected pairs; the second of each takes from one queue of `max_wr` receives.
-fn pairs(driver: &mut Driver<Host>, count: usize, max_wr: u32) -> (SrqId, Vec<(QpId, QpId)>) {
+fn pairs(driver: &mut Driver, count: usize, max_wr: u32) -> (SrqId, Vec<(QpId, QpId)>) {
     let srq = driver.create_srq(max_wr, 2);
     let pairs = (0..count).map(|_| {
         let a = driver.create_qp(QpShape::default());
@@ -24,7 +23,7 @@ fn pairs(driver: &mut Driver<Host>, count: usize, max_wr: u32) -> (SrqId, Vec<(Q
     (srq, pairs.collect())
 }
 
-fn events(driver: &Driver<Host>) -> Vec<(u64, u32)> {
+fn events(driver: &Driver) -> Vec<(u64, u32)> {
     let established = |event: &(u64, u32)| event.1 != event_type::COMM_EST;
     driver.sinks.take_events().iter().map(|e| (e.element, e.kind)).filter(established).collect()
 }
@@ -118,10 +117,10 @@ fn the_limit_event_comes_once_an_arming() {
     let (srq, pairs) = pairs(&mut driver, 2, 15);
     let (from, to) = (driver.region(64, ALL), driver.region(64, ALL));
     let element = driver.srq(srq).user_handle;
-    let limit = |driver: &Driver<Host>| {
+    let limit = |driver: &Driver| {
         driver.nic.query_srq(driver.context, driver.srq(srq).handle).expect("the SRQ").limit
     };
-    let send = |driver: &mut Driver<Host>, pair: usize| {
+    let send = |driver: &mut Driver, pair: usize| {
         driver.post(pairs[pair].0, &WorkRequest::send(&from, 0, 8)).settle();
         assert!(driver.poll_receive(pairs[pair].1).is_some());
     };
@@ -189,7 +188,7 @@ fn a_queue_in_error_says_that_it_takes_nothing_more_and_leaves_the_rest_to_other
 
 #[test]
 fn a_list_that_leads_nowhere_ends_the_queue_and_those_that_take_from_it() {
-    type Spoil = fn(&mut Driver<Host>, SrqId);
+    type Spoil = fn(&mut Driver, SrqId);
     let cases: [(&str, Spoil); 3] = [
         ("a link out of the ring", |driver, srq| driver.link_shared(srq, 0, 8)),
         ("a record ahead of the ring", |driver, srq| driver.write_shared_record(srq, 12)),
@@ -262,7 +261,7 @@ fn keys_belong_to_the_domain_of_the_shared_queue() {
 #[test]
 fn commands_are_refused_as_the_driver_refuses_them() {
     let mut driver = Driver::new(Setup::new("srq-commands"));
-    let (ring, record) = (Block::new(16 * 32), Block::new(64));
+    let (ring, record) = (driver.block(16 * 32), driver.block(64));
     let good = CreateSrq {
         pd: driver.pd,
         max_wr: 15,
@@ -274,14 +273,14 @@ fn commands_are_refused_as_the_driver_refuses_them() {
     for (name, request, errno) in [
         ("good", good, 0),
         ("no receives", CreateSrq { max_wr: 0, ..good }, 0),
-        ("more receives than a queue has", CreateSrq { max_wr: 32768, ..good }, libc::EINVAL),
-        ("the most that a number holds", CreateSrq { max_wr: u32::MAX, ..good }, libc::EINVAL),
-        ("entries beyond a descriptor", CreateSrq { max_sge: 32, ..good }, libc::EINVAL),
-        ("entries that overflow", CreateSrq { max_sge: u32::MAX, ..good }, libc::EINVAL),
-        ("ring outside memory", CreateSrq { max_wr: 16, ..good }, libc::EFAULT),
-        ("record nowhere", CreateSrq { record: 8, ..good }, libc::EFAULT),
-        ("ring not aligned", CreateSrq { buffer: good.buffer + 8, ..good }, libc::EINVAL),
-        ("no such PD", CreateSrq { pd: 99, ..good }, libc::EINVAL),
+        ("more receives than a queue has", CreateSrq { max_wr: 32768, ..good }, errno::EINVAL),
+        ("the most that a number holds", CreateSrq { max_wr: u32::MAX, ..good }, errno::EINVAL),
+        ("entries beyond a descriptor", CreateSrq { max_sge: 32, ..good }, errno::EINVAL),
+        ("entries that overflow", CreateSrq { max_sge: u32::MAX, ..good }, errno::EINVAL),
+        ("ring outside memory", CreateSrq { max_wr: 16, ..good }, errno::EFAULT),
+        ("record nowhere", CreateSrq { record: 8, ..good }, errno::EFAULT),
+        ("ring not aligned", CreateSrq { buffer: good.buffer + 8, ..good }, errno::EINVAL),
+        ("no such PD", CreateSrq { pd: 99, ..good }, errno::EINVAL),
     ] {
         let made = driver.nic.create_srq(driver.context, &request);
         let got = made.as_ref().map_or_else(|error| error.errno, |_| 0);
@@ -292,22 +291,22 @@ fn commands_are_refused_as_the_driver_refuses_them() {
     }
     let srq = driver.create_srq(15, 2);
     let handle = driver.srq(srq).handle;
-    let modify = |driver: &mut Driver<Host>, handle, mask, limit| {
+    let modify = |driver: &mut Driver, handle, mask, limit| {
         let answer = driver.nic.modify_srq(driver.context, handle, &ModifySrq { mask, limit });
         answer.map_or_else(|error| error.errno, |()| 0)
     };
     assert_eq!(modify(&mut driver, handle, 2, 15), 0);
-    assert_eq!(modify(&mut driver, handle, 2, 16), libc::EINVAL, "above its size");
-    assert_eq!(modify(&mut driver, handle, 1, 0), libc::EINVAL, "no resize");
-    assert_eq!(modify(&mut driver, 99, 2, 1), libc::EINVAL);
+    assert_eq!(modify(&mut driver, handle, 2, 16), errno::EINVAL, "above its size");
+    assert_eq!(modify(&mut driver, handle, 1, 0), errno::EINVAL, "no resize");
+    assert_eq!(modify(&mut driver, 99, 2, 1), errno::EINVAL);
     assert!(driver.nic.query_srq(driver.context, 99).is_err());
     let qp = driver.create_qp(QpShape { srq: Some(srq), ..QpShape::default() });
     let cap = driver.nic.query_qp(driver.context, driver.qp(qp).handle).expect("the QP").cap;
     assert_eq!((cap.max_recv_wr, cap.max_recv_sge), (0, 0));
     let busy = driver.nic.destroy_srq(driver.context, handle).unwrap_err();
-    assert_eq!(busy.errno, libc::EBUSY);
+    assert_eq!(busy.errno, errno::EBUSY);
     driver.nic.destroy_qp(driver.context, driver.qp(qp).handle).expect("the QP");
     driver.nic.destroy_srq(driver.context, handle).expect("nobody uses it");
     driver.nic.lower_limits(|limits| limits.max_srq = 0);
-    assert_eq!(driver.nic.create_srq(driver.context, &good).unwrap_err().errno, libc::ENOMEM);
+    assert_eq!(driver.nic.create_srq(driver.context, &good).unwrap_err().errno, errno::ENOMEM);
 }

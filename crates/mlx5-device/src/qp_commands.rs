@@ -1,4 +1,4 @@
-//! `MODIFY_QP`: which moves are allowed, and what each does.
+//! Commands that change a queue pair: it is made, moved from state to state, and destroyed.
 //!
 //! The table of moves and attributes is `roce::qp_state`; values are checked here as the driver and the card do.
 
@@ -6,12 +6,15 @@ use roce::qp_state::{AttrMask, QpState, check_modify};
 use roce::{Access, Psn, Requester, RequesterConfig, Responder, ResponderConfig, SendWindow, ServiceType};
 
 use super::ah;
-use super::command::{Answer, CommandError, Handle, ModifyQp, refusal, refuse_if};
+use super::command::{
+    Answer, CommandError, ContextId, CreateQp, CreatedQp, Handle, ModifyQp, refusal, refuse_if,
+};
+use super::context::{Contexts, ObjectKind};
 use super::core::Core;
 use super::model::Capabilities;
 use super::mr::REMOTE;
 use super::ports::Ports;
-use super::qp::Qp;
+use super::qp::{Qp, QpParents, check_queues};
 use super::qps::Qps;
 use super::route::{Route, Way};
 use crate::memory::Memory;
@@ -29,6 +32,52 @@ const WINDOW_MESSAGES: u32 = 128;
 const LEAST_TIMEOUT: u8 = 10;
 
 impl<M: Memory> Core<M> {
+    /// Makes a QP in protection domain `pd`; returns its place, and the answer but for its handle.
+    pub(super) fn create_qp(
+        &mut self,
+        qps: &mut Qps,
+        contexts: &Contexts,
+        id: ContextId,
+        pd: u32,
+        request: &CreateQp,
+    ) -> Answer<(u32, CreatedQp)> {
+        let device = contexts.device(id)?;
+        let send_cq = contexts.find(id, ObjectKind::Cq, request.send_cq)?;
+        let cqs = [send_cq, contexts.find(id, ObjectKind::Cq, request.recv_cq)?];
+        let srq = request.srq.map(|handle| contexts.find(id, ObjectKind::Srq, handle)).transpose()?;
+        let srq = srq.and_then(|place| Some((place, self.srqs.table.get(place)?.pd)));
+        // As `set_rq_size` of the driver: a QP with a shared queue has none of its own, whatever the command says.
+        let request = &if srq.is_some() { request.without_receive_queue() } else { *request };
+        check_queues(&self.host.memory, request, &self.capabilities)?;
+        let page = self.uars.find(id, request.uar_page)?;
+        let (port, cqe_sizes) = (self.ports.first(device), cqs.map(|cq| self.cqs.cqe_size(cq)));
+        let parents = QpParents { device, port, pd, cqs, cqe_sizes, srq, page, unchecked: !self.uars.strict };
+        let qp = Qp::new(id, request, &parents, self.ports.configs[port].mtu, self.host.now);
+        let limit = self.capabilities.max_qp;
+        let made = qps.insert(limit, qp);
+        let made = made.ok_or_else(|| CommandError::exhausted("queue pairs", limit))?;
+        let (place, qpn, cap) = (made.sched.place, made.qpn, request.cap);
+        self.cqs.count_users(cqs, 1);
+        self.srqs.table.count_user(srq.map(|(place, _)| place), 1);
+        self.uars.join(qps, page, place);
+        Ok((place, CreatedQp { handle: 0, qpn, cap }))
+    }
+
+    /// Takes a QP out, with what the device has of it. None: it was gone.
+    pub(super) fn destroy_qp(&mut self, qps: &mut Qps, place: u32) -> Option<Box<Qp>> {
+        let page = qps.get(place)?.sq.doorbell.page;
+        // What it rang last must not look like a doorbell without a queue later.
+        self.poll_page(qps, page);
+        let mut qp = qps.remove(place)?;
+        qp.empty();
+        self.mkeys.release_windows(qp.qpn);
+        self.schedule.forget_qp(place);
+        self.cqs.count_users([qp.sq.cq, qp.rq.cq], -1);
+        self.srqs.table.count_user(qp.rq.srq, -1);
+        self.uars.leave(page, place);
+        Some(qp)
+    }
+
     pub(super) fn modify_qp(
         &mut self,
         qps: &mut Qps,
@@ -110,12 +159,8 @@ impl<M: Memory> Core<M> {
                 [AttrMask::TIMEOUT, AttrMask::RETRY_CNT, AttrMask::RNR_RETRY, AttrMask::MAX_QP_RD_ATOMIC];
             if from == QpState::Sqd && retry.into_iter().any(changed) {
                 let ModifyQp { retry_count, rnr_retry, timeout, max_rd_atomic, .. } = *attributes;
-                requester.set_retry(
-                    retry_count,
-                    rnr_retry,
-                    patient(qp.path.way.route(), timeout),
-                    max_rd_atomic,
-                );
+                let timeout = patient(qp.path.way.route(), timeout);
+                requester.set_retry(retry_count, rnr_retry, timeout, max_rd_atomic);
             }
         }
         if let Some(responder) = &mut qp.responses.responder {

@@ -6,24 +6,24 @@
 use mlx5_device::UarKind;
 use mlx5_device::command::{AddressVector, AllocMw, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
 use mlx5_device::commands::*;
+use mlx5_device::config::Model;
+use mlx5_device::errno;
+use mlx5_device::testing::{Block, QpShape, Region, RegisterPage, WorkRequest};
 use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
-use soft_nic::config::Model;
-use soft_nic::dma::Host;
-use soft_nic::testing::{Block, Driver, QpShape, Region, RegisterPage, Setup, WorkRequest};
 
-use crate::commands::errno;
-use crate::operations::ALL;
+use crate::fabric::End;
+use crate::machine::{ALL, Arena, Driver, Setup, errno};
 
-fn driver_of(model: Model, what: &str) -> Driver<Host> {
+fn driver_of(model: Model, what: &str) -> Driver {
     let driver = Driver::new(Setup::new(&format!("{what}-{model}")).with(|c| c.model = model));
     assert_eq!(driver.nic.ports()[0].model, model, "the model asked for");
     driver
 }
 
 /// A request for a QP of no entries, whose record lies in `memory`; a test fills in what it is about.
-fn qp_request(driver: &mut Driver<Host>, cq: u32, memory: &Block) -> CreateQp {
+fn qp_request(driver: &mut Driver, cq: u32, memory: &Block) -> CreateQp {
     let registers = Box::new(RegisterPage::default());
     let page = driver.nic.alloc_uar(driver.context, UarKind::BlueFlame, registers).expect("a page");
     CreateQp {
@@ -63,7 +63,7 @@ fn queues_are_as_long_and_wide_as_the_model_shows_and_no_more() {
     for model in Model::ALL {
         let mut driver = driver_of(*model, "queues");
         let limits = *driver.nic.capabilities();
-        let (context, memory) = (driver.context, Block::new(limits.max_qp_wr as usize * 64));
+        let (context, memory) = (driver.context, driver.block(limits.max_qp_wr as usize * 64));
         let cq = driver.nic.create_cq(context, &cq_request(255, &memory)).expect("a CQ").handle;
         let base = qp_request(&mut driver, cq, &memory);
         // The first of each pair at the limit, the second the next that can be asked for.
@@ -90,15 +90,15 @@ fn queues_are_as_long_and_wide_as_the_model_shows_and_no_more() {
             set(&mut above, next);
             let made = driver.nic.create_qp(context, &at);
             assert!(made.is_ok(), "{model}: {name} {limit}: {made:?}");
-            assert_eq!(errno(driver.nic.create_qp(context, &above)), libc::EINVAL, "{model}: {name} {next}");
+            assert_eq!(errno(driver.nic.create_qp(context, &above)), errno::EINVAL, "{model}: {name} {next}");
         }
         let (at, above) = (limits.max_cqe, limits.max_cqe * 2 + 1);
         let large = |cqe| cq_request(cqe, &memory);
-        assert_eq!(errno(driver.nic.create_cq(context, &large(at))), libc::EFAULT, "{model}: {at}");
-        assert_eq!(errno(driver.nic.create_cq(context, &large(above))), libc::EINVAL, "{model}: {above}");
+        assert_eq!(errno(driver.nic.create_cq(context, &large(at))), errno::EFAULT, "{model}: {at}");
+        assert_eq!(errno(driver.nic.create_cq(context, &large(above))), errno::EINVAL, "{model}: {above}");
         driver.nic.lower_limits(|limits| limits.max_cqe = 1023);
         assert_eq!(errno(driver.nic.create_cq(context, &large(1023))), 0, "{model}");
-        assert_eq!(errno(driver.nic.create_cq(context, &large(2047))), libc::EINVAL, "{model}");
+        assert_eq!(errno(driver.nic.create_cq(context, &large(2047))), errno::EINVAL, "{model}");
     }
 }
 
@@ -147,7 +147,7 @@ fn attributes_of_a_qp_reach_the_limits_that_the_model_shows() {
                 ModifyQp { state: 3, mask: rts, max_rd_atomic: initiator, ..right },
             ),
         ] {
-            assert_eq!(errno(driver.modify(qp, &above)), libc::EINVAL, "{model}: {name} above the limit");
+            assert_eq!(errno(driver.modify(qp, &above)), errno::EINVAL, "{model}: {name} above the limit");
             let moved = driver.modify(qp, &at);
             assert!(moved.is_ok(), "{model}: {name} at the limit: {moved:?}");
         }
@@ -155,11 +155,11 @@ fn attributes_of_a_qp_reach_the_limits_that_the_model_shows() {
 }
 
 /// Syndrome of the error that a request of a fresh QP ends with.
-fn syndrome(driver: &mut Driver<Host>, request: &WorkRequest) -> Option<CqeSyndrome> {
+fn syndrome(driver: &mut Driver, request: &WorkRequest) -> Option<CqeSyndrome> {
     let (a, _) = driver.pair(QpShape::default());
     driver.post(a, request).settle();
     let done = driver.poll_send(a).expect("a completion");
-    crate::errors::syndrome(&done)
+    crate::machine::syndrome(&done)
 }
 
 /// This many entries of one byte.
@@ -207,7 +207,7 @@ fn one_object_more_than_there_may_be_is_enomem_until_one_is_destroyed() {
             (limits.max_pd, limits.max_mr, limits.max_cq) = (4, 5, 6);
             (limits.max_qp, limits.max_ah, limits.max_mw) = (7, 8, 9);
         });
-        let (context, pd, memory) = (driver.context, driver.pd, Block::new(64 * 1024));
+        let (context, pd, memory) = (driver.context, driver.pd, driver.block(64 * 1024));
         let (start, length) = (memory.address(), 4096);
         let mr = RegMr { start, length, iova: start, pd, access: ALL };
         let vector = AddressVector { port: 1, dlid: 1, ..AddressVector::default() };
@@ -222,14 +222,14 @@ fn one_object_more_than_there_may_be_is_enomem_until_one_is_destroyed() {
                         made.unwrap_or_else(|error| panic!("{model}: {} {n}: {error}", $name)).handle
                     })
                     .collect();
-                assert_eq!(errno($make), libc::ENOMEM, "{model}: one {} more", $name);
+                assert_eq!(errno($make), errno::ENOMEM, "{model}: one {} more", $name);
                 let destroy = $destroy;
                 assert_eq!(destroy(nic, made[0]), 0, "{model}: {}", $name);
                 assert_eq!(errno($make), 0, "{model}: a {} in its place", $name);
-                assert_eq!(errno($make), libc::ENOMEM, "{model}: and no other {}", $name);
+                assert_eq!(errno($make), errno::ENOMEM, "{model}: and no other {}", $name);
             };
         }
-        type Nic = soft_nic::Nic;
+        type Nic = mlx5_device::Nic<Arena, End>;
         fill!("PD", 3, nic.alloc_pd(context), |nic: &mut Nic, h| errno(nic.dealloc_pd(context, h)));
         fill!("MR", 5, nic.reg_mr(context, &mr), |nic: &mut Nic, h| errno(nic.dereg_mr(context, h)));
         // Five keys are the regions'.

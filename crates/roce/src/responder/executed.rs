@@ -1,4 +1,4 @@
-//! What a reliable responder remembers of READs and atomics, to answer them again.
+//! Executed requests: the READs and atomics that a reliable responder keeps, to answer their duplicates.
 //!
 //! Duplicate requests (IBTA vol. 1 §9.7.4, C9-105): a READ is executed again, an atomic is answered with the result that it
 //! had the first time. As many are kept as the QP's responder resources; a conforming requester cannot ask for older ones.
@@ -8,28 +8,28 @@ use std::collections::VecDeque;
 use crate::Request;
 use crate::message::psn_count;
 
-/// The last few executed READs and atomics.
+/// The last executed READs and atomics, as many as the QP was given.
 #[derive(Debug)]
-pub(crate) struct ReplayList {
+pub(super) struct ExecutedRequests {
     /// Requests, each with what it found, where it is an atomic.
     entries: VecDeque<(Request, Option<u64>)>,
     limit: usize,
 }
 
-impl ReplayList {
+impl ExecutedRequests {
     /// A list of `limit` entries at most; room for them comes with the first.
-    pub(crate) fn new(limit: u8) -> ReplayList {
-        ReplayList { entries: VecDeque::new(), limit: usize::from(limit) }
+    pub(super) fn new(limit: u8) -> ExecutedRequests {
+        ExecutedRequests { entries: VecDeque::new(), limit: usize::from(limit) }
     }
 
     /// Entries that room was allocated for.
     #[cfg(test)]
-    pub(crate) fn held(&self) -> usize {
+    pub(super) fn held(&self) -> usize {
         self.entries.capacity()
     }
 
     /// Remembers an executed request; the oldest makes room.
-    pub(crate) fn remember(&mut self, request: &Request, old: Option<u64>) {
+    pub(super) fn remember(&mut self, request: &Request, old: Option<u64>) {
         if self.limit == 0 {
             return;
         }
@@ -43,7 +43,7 @@ impl ReplayList {
     /// nothing that is remembered.
     ///
     /// A READ may come again from the middle: from its first missing PSN, with the address moved and the length cut.
-    pub(crate) fn find(&self, duplicate: &Request, path_mtu_bytes: u32) -> Option<Option<u64>> {
+    pub(super) fn find(&self, duplicate: &Request, path_mtu_bytes: u32) -> Option<Option<u64>> {
         let mut latest = self.entries.iter().rev();
         let found = latest.find(|(request, _)| repeats(request, duplicate, path_mtu_bytes));
         found.map(|(_, old)| *old)

@@ -2,18 +2,17 @@
 
 use mlx5_device::commands::*;
 use mlx5_device::faults::{Injection, InjectionKind};
+use mlx5_device::testing::{BOTH, By, MS, QpShape, TIMEOUT_NS, WorkRequest, sent};
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;
-use soft_nic::testing::{Driver, QpShape, Setup, WorkRequest};
 
-use crate::faults::{BOTH, By, MS, TIMEOUT_NS, Two, sent};
-use crate::operations::ALL;
+use crate::machine::{ALL, Driver, Setup, Two, joined};
 
 #[test]
 fn an_unreliable_message_completes_while_a_port_is_down_and_does_not_arrive() {
     let cases = [(ServiceType::Uc, [100, 40_000]), (ServiceType::Ud, [100, 4096])];
     for (by, (service, lengths)) in BOTH.into_iter().flat_map(|by| cases.map(|case| (by, case))) {
-        let mut two = Two::new(&format!("down-{service:?}"), service, by);
+        let mut two = joined(&format!("down-{service:?}"), service, by);
         for (len, on_left) in lengths.into_iter().flat_map(|len| [(len, true), (len, false)]) {
             let what =
                 format!("{service:?}, {len} bytes, down on the {}", if on_left { "left" } else { "right" });
@@ -59,7 +58,7 @@ fn an_unreliable_message_completes_while_a_port_is_down_and_does_not_arrive() {
 #[test]
 fn a_reliable_message_waits_for_the_port_as_long_as_it_has_retries() {
     for (by, on_left) in BOTH.into_iter().flat_map(|by| [(by, true), (by, false)]) {
-        let mut two = Two::new(&format!("down-rc-{on_left}"), ServiceType::Rc, by);
+        let mut two = joined(&format!("down-rc-{on_left}"), ServiceType::Rc, by);
         let down = |two: &mut Two, up| {
             let side = if on_left { &mut two.left } else { &mut two.right };
             side.nic.set_link(0, 1, up).expect("device 0");
@@ -90,7 +89,7 @@ fn a_reliable_message_waits_for_the_port_as_long_as_it_has_retries() {
 /// A NIC that is a thread may be without a core for long: what lies in its ring is neither late nor lost.
 #[test]
 fn a_request_that_lies_in_its_peers_ring_waits_without_retries_until_it_is_taken() {
-    let mut two = Two::new("in-the-ring", ServiceType::Rc, By::Memory);
+    let mut two = joined("in-the-ring", ServiceType::Rc, By::Memory);
     let write = WorkRequest::write(&two.from, 0, 8, &two.to, 0);
     two.open_channel(&write);
     let bytes = two.from.fill(0, 8, 9);
@@ -110,7 +109,7 @@ fn a_request_that_lies_in_its_peers_ring_waits_without_retries_until_it_is_taken
 
 #[test]
 fn a_reply_that_arrives_while_the_port_is_down_is_lost_too() {
-    let mut two = Two::new("down-reply", ServiceType::Rc, By::Memory);
+    let mut two = joined("down-reply", ServiceType::Rc, By::Memory);
     let write = WorkRequest::write(&two.from, 0, 8, &two.to, 0);
     two.open_channel(&write);
     two.left.post(two.a, &write).poll();
@@ -127,7 +126,7 @@ fn a_reply_that_arrives_while_the_port_is_down_is_lost_too() {
 #[test]
 fn a_reply_that_leaves_while_the_port_is_down_is_lost_too() {
     for by in BOTH {
-        let mut two = Two::new("down-answer", ServiceType::Rc, by);
+        let mut two = joined("down-answer", ServiceType::Rc, by);
         let late = Injection { qpn: two.right.qp(two.b).qpn, kind: InjectionKind::DelayRead(2_000) };
         two.right.nic.inject(late).expect("a QP of its own");
         let bytes = two.to.fill(0, 64, 5);

@@ -1,29 +1,26 @@
 //! Rung, not rung, rung wrongly: what a card would not execute is not executed here, and is said.
 
 use mlx5_device::command::event_type;
+use mlx5_device::config::DoorbellOrder;
 use mlx5_device::doorbell::{LOOK_NS, PATIENCE_NS};
+use mlx5_device::testing::{QpId, QpShape, WorkRequest};
 use mlx5_device::{UarKind, Violation};
 use mlx5_layout::SendOpcode;
 use mlx5_layout::doorbell::Doorbell;
 use roce::Now;
-use soft_nic::config::DoorbellOrder;
-use soft_nic::dma::Host;
-use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};
+
+use crate::machine::{Driver, Setup};
 
 fn nop() -> WorkRequest {
     WorkRequest::new(SendOpcode::Nop)
 }
 
-fn completions(driver: &mut Driver<Host>, qp: QpId) -> usize {
+fn completions(driver: &mut Driver, qp: QpId) -> usize {
     std::iter::from_fn(|| driver.poll_send(qp)).count()
 }
 
 /// Rings in a way of its own, then waits; returns how many of four NOPs were executed and which violations were counted.
-fn attempt(
-    name: &str,
-    order: DoorbellOrder,
-    ring: impl Fn(&mut Driver<Host>, QpId),
-) -> (usize, Vec<Violation>) {
+fn attempt(name: &str, order: DoorbellOrder, ring: impl Fn(&mut Driver, QpId)) -> (usize, Vec<Violation>) {
     let mut driver = Driver::new(Setup::new(name).with(|c| c.doorbell_order = order));
     let (qp, _) = driver.pair(QpShape::default());
     ring(&mut driver, qp);
@@ -47,7 +44,7 @@ fn attempt(
 #[test]
 fn a_queue_with_its_own_register_executes_what_the_register_covers() {
     use DoorbellOrder::{Early, Strict};
-    let four = |d: &mut Driver<Host>, qp| {
+    let four = |d: &mut Driver, qp| {
         d.lay(qp, &nop()).lay(qp, &nop()).lay(qp, &nop()).lay(qp, &nop());
     };
     let right = attempt("right", Strict, |d, qp| {
@@ -76,7 +73,7 @@ fn a_queue_with_its_own_register_executes_what_the_register_covers() {
         d.write_record(qp).write_register_with(qp, doorbell.emit());
     });
     assert_eq!(wrong_qpn, (0, vec![Violation::WrongQpn]));
-    let late = |d: &mut Driver<Host>, qp| {
+    let late = |d: &mut Driver, qp| {
         four(d, qp);
         d.write_register(qp);
         d.poll();
@@ -138,7 +135,7 @@ fn while_messages_are_outstanding_registers_are_looked_at_every_half_microsecond
     driver.bring_up(qp, &attributes);
     let region = driver.region(64, 7);
     let write = WorkRequest::write(&region, 0, 8, &region, 32);
-    let taken_after = |driver: &mut Driver<Host>, ns: u64| {
+    let taken_after = |driver: &mut Driver, ns: u64| {
         driver.now += ns;
         driver.nic.poll(Now(driver.now));
         driver.counters().doorbells_taken
@@ -265,7 +262,7 @@ fn a_register_that_nobody_has_is_counted() {
 #[test]
 fn an_idle_queue_among_a_thousand_is_heard_within_a_millisecond() {
     let mut driver = Driver::new(Setup::new("thousand"));
-    let cq = Some(driver.create_cq(soft_nic::testing::CqShape::default()));
+    let cq = Some(driver.create_cq(mlx5_device::testing::CqShape::default()));
     let page = driver.create_page(UarKind::NonCached);
     let shape = QpShape { send_cq: cq, recv_cq: cq, page: Some(page), ..QpShape::default() };
     let queues: Vec<_> = (0..1000).map(|_| driver.create_qp(shape)).collect();

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mlx5_device::command::{ContextId, EventSink};
-use mlx5_device::{LogSink, Reason};
+use crate::command::{ContextId, EventSink};
+use crate::{LogSink, Reason};
 
 /// One asynchronous event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

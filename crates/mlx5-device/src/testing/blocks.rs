@@ -1,65 +1,38 @@
 //! Memory that a test and the NIC use at the same time: words as atomics, bytes made of them.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use mlx5_device::memory::Registers;
-
-use crate::dma::testing::Guarded;
+use crate::memory::Registers;
 
 const PAGE: usize = 4096;
 
-/// A piece of application memory between guard pages. Cloning gives another handle to the same memory.
-#[derive(Debug, Clone)]
-pub struct Block(Arc<Guarded>);
-
-impl Block {
-    /// `len` zero bytes, rounded up to a multiple of 64 and aligned to it; whole pages are aligned to pages.
-    pub fn new(len: usize) -> Block {
-        Block(Arc::new(Guarded::new(len).expect("the kernel has memory for a test")))
-    }
-
+/// A piece of application memory, of the machine that the test runs on.
+pub trait Words: Debug + Send + Sync {
     /// Address of the first byte.
-    pub fn address(&self) -> u64 {
-        self.0.address()
-    }
+    fn address(&self) -> u64;
 
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there are none; never.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
+    /// Bytes.
+    fn size(&self) -> usize;
 
     /// The word at a byte offset that is a multiple of 4.
-    pub fn word(&self, offset: usize) -> &AtomicU32 {
-        self.0.word(offset)
-    }
+    fn word(&self, offset: usize) -> &AtomicU32;
 
     /// Takes every right to the pages from that of this byte on away, as if the program had unmapped them.
     /// Only the NIC may touch them afterwards.
-    pub fn protect(&self, offset: usize) {
-        self.0.protect(offset).expect("own pages can be protected");
-    }
+    fn protect(&self, offset: usize);
 
-    pub fn read(&self, offset: usize, out: &mut [u8]) {
+    /// Copies bytes out.
+    fn read(&self, offset: usize, out: &mut [u8]) {
         for (i, byte) in out.iter_mut().enumerate() {
             let at = offset + i;
             *byte = self.word(at & !3).load(Ordering::Acquire).to_ne_bytes()[at & 3];
         }
     }
 
-    /// The bytes from `offset` on.
-    pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
-        let mut out = vec![0; len];
-        self.read(offset, &mut out);
-        out
-    }
-
     /// Copies bytes in, in increasing addresses.
-    pub fn write(&self, offset: usize, bytes: &[u8]) {
+    fn write(&self, offset: usize, bytes: &[u8]) {
         let mut at = offset;
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -71,6 +44,63 @@ impl Block {
             at += take;
             rest = &rest[take..];
         }
+    }
+}
+
+/// Memory that pieces can be had of.
+pub trait Blocks {
+    /// `len` zero bytes, rounded up to a multiple of 64 and aligned to it; whole pages are aligned to pages.
+    fn block(&self, len: usize) -> Block;
+}
+
+/// A piece of application memory. Cloning gives another handle to the same memory.
+#[derive(Debug, Clone)]
+pub struct Block(Arc<dyn Words>);
+
+impl Block {
+    pub fn of(words: impl Words + 'static) -> Block {
+        Block(Arc::new(words))
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.0.address()
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.size()
+    }
+
+    /// Whether there are none; never.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// See [`Words::word`].
+    pub fn word(&self, offset: usize) -> &AtomicU32 {
+        self.0.word(offset)
+    }
+
+    /// See [`Words::protect`].
+    pub fn protect(&self, offset: usize) {
+        self.0.protect(offset);
+    }
+
+    /// See [`Words::read`].
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        self.0.read(offset, out);
+    }
+
+    /// The bytes from `offset` on.
+    pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.read(offset, &mut out);
+        out
+    }
+
+    /// See [`Words::write`].
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        self.0.write(offset, bytes);
     }
 }
 
@@ -109,17 +139,6 @@ impl Registers for RegisterPage {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_at_any_offset_come_back() {
-        let block = Block::new(64);
-        assert_eq!(block.address() % 64, 0);
-        for offset in 0..8 {
-            let bytes: Vec<u8> = (1..=13).map(|i| i * 7 + offset as u8).collect();
-            block.write(offset, &bytes);
-            assert_eq!(block.bytes(offset, 13), bytes);
-        }
-    }
 
     #[test]
     fn equal_doorbells_are_two_doorbells() {

@@ -2,25 +2,29 @@
 
 use mlx5_device::command::{AddressVector, ModifyQp, event_type};
 use mlx5_device::commands::*;
+use mlx5_device::config::LinkLayer;
+use mlx5_device::errno;
+use mlx5_device::testing::{QpId, QpShape, WorkRequest};
 use mlx5_layout::CqeSyndrome;
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
-use soft_nic::config::LinkLayer;
-use soft_nic::dma::Host;
-use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};
 
-use crate::commands::errno;
-use crate::operations::ALL;
-use crate::withdrawn::syndromes;
+use crate::machine::{ALL, Driver, Setup, errno};
 
 const LAYERS: [LinkLayer; 2] = [LinkLayer::Ib, LinkLayer::Roce];
 
-fn driver(name: &str, layer: LinkLayer) -> Driver<Host> {
+/// Of each send that completed its error, if any.
+fn syndromes(driver: &mut Driver, qp: QpId) -> Vec<Option<CqeSyndrome>> {
+    let sends = std::iter::from_fn(|| driver.poll_send(qp));
+    sends.map(|cqe| cqe.opcode()?.is_error().then(|| cqe.error().known())?).collect()
+}
+
+fn driver(name: &str, layer: LinkLayer) -> Driver {
     Driver::new(Setup::new(&format!("{name}-{layer}")).with(|c| (c.ports, c.link_layer) = (2, layer)))
 }
 
 /// Address of a port of device 0, as `from` of the same names it.
-fn address(driver: &Driver<Host>, from: u8, to: u8) -> AddressVector {
+fn address(driver: &Driver, from: u8, to: u8) -> AddressVector {
     let port = &driver.nic.ports()[usize::from(to) - 1];
     let common = AddressVector { port: from, hop_limit: 64, ..AddressVector::default() };
     match port.link_layer {
@@ -31,14 +35,14 @@ fn address(driver: &Driver<Host>, from: u8, to: u8) -> AddressVector {
     }
 }
 
-fn attributes(driver: &Driver<Host>, peer: QpId, from: u8, to: u8) -> ModifyQp {
+fn attributes(driver: &Driver, peer: QpId, from: u8, to: u8) -> ModifyQp {
     let quick =
         ModifyQp { port: from, retry_count: 1, timeout: 10, ..driver.attributes(driver.qp(peer).qpn) };
     ModifyQp { address: address(driver, from, to), ..quick }
 }
 
 /// Two queues, on ports 1 and 2, that send to each other's addresses; or to the one that is given.
-fn pair(driver: &mut Driver<Host>, service: ServiceType, addressed: Option<u8>) -> (QpId, QpId) {
+fn pair(driver: &mut Driver, service: ServiceType, addressed: Option<u8>) -> (QpId, QpId) {
     let shape = QpShape { service, ..QpShape::default() };
     let (a, b) = (driver.create_qp(shape), driver.create_qp(shape));
     let to_b = attributes(driver, b, 1, addressed.unwrap_or(2));
@@ -99,13 +103,13 @@ fn ports_that_are_not_there_and_addresses_of_the_other_port_are_refused() {
         let qp = driver.create_qp(QpShape::default());
         let mask = AttrMask::STATE.0 | AttrMask::PKEY_INDEX.0 | AttrMask::PORT.0 | AttrMask::ACCESS_FLAGS.0;
         let init = |port| ModifyQp { mask, state: 1, port, ..ModifyQp::default() };
-        let ah = |driver: &mut Driver<Host>, port| {
+        let ah = |driver: &mut Driver, port| {
             let address = AddressVector { port, ..address(driver, 1, 1) };
             errno(driver.nic.create_ah(driver.context, driver.pd, &address))
         };
         for port in [0, ports + 1, 3, 255] {
-            assert_eq!(errno(driver.modify(qp, &init(port))), libc::EINVAL, "{name}: INIT on port {port}");
-            assert_eq!(ah(&mut driver, port), libc::EINVAL, "{name}: AH of port {port}");
+            assert_eq!(errno(driver.modify(qp, &init(port))), errno::EINVAL, "{name}: INIT on port {port}");
+            assert_eq!(ah(&mut driver, port), errno::EINVAL, "{name}: AH of port {port}");
         }
         for port in 1..=ports {
             assert_eq!(ah(&mut driver, port), 0, "{name}: AH of port {port}");
@@ -120,7 +124,7 @@ fn ports_that_are_not_there_and_addresses_of_the_other_port_are_refused() {
             | AttrMask::MIN_RNR_TIMER.0;
         for port in [0, 3 - ports, 3] {
             let wrong = ModifyQp { mask: rtr, state: 2, ..attributes(&driver, qp, port, 1) };
-            assert_eq!(errno(driver.modify(qp, &wrong)), libc::EINVAL, "{name}: RTR by port {port}");
+            assert_eq!(errno(driver.modify(qp, &wrong)), errno::EINVAL, "{name}: RTR by port {port}");
         }
         let right = ModifyQp { mask: rtr, state: 2, ..attributes(&driver, qp, ports, 1) };
         assert_eq!(errno(driver.modify(qp, &right)), 0, "{name}");

@@ -2,15 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use mlx5_device::command::{CommandError, CreateSrq, Handle, ModifySrq};
-use mlx5_device::commands::*;
-use mlx5_device::memory::Memory;
+use crate::command::{CommandError, CreateSrq, Handle, ModifySrq};
 use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::srq_wqe::{self, SrqWqe};
 use mlx5_layout::testing::{counter_word, emit_shared_receive, link_shared_receive};
 
 use super::blocks::Block;
-use super::driver::Driver;
+use super::driver::{DriverOf, TestNic};
 use super::shapes::{QpId, SrqId};
 
 #[derive(Debug)]
@@ -33,12 +31,12 @@ pub struct DriverSrq {
     stride: usize,
 }
 
-impl<M: Memory> Driver<M> {
+impl<N: TestNic> DriverOf<N> {
     /// Makes a queue of `max_wr` receives of `max_sge` pointers.
     pub fn create_srq(&mut self, max_wr: u32, max_sge: u32) -> SrqId {
         let (entries, stride) =
             ((max_wr + 1).next_power_of_two() as usize, srq_wqe::stride(max_sge as usize));
-        let (ring, record) = (Block::new(entries * stride), Block::new(64));
+        let (ring, record) = (self.nic.block(entries * stride), self.nic.block(64));
         for index in 0..entries - 1 {
             let mut entry = ring.bytes(index * stride, stride);
             link_shared_receive(&mut entry, index as u16 + 1).expect("a whole entry");
@@ -121,7 +119,7 @@ impl<M: Memory> Driver<M> {
 
     /// Arms the limit event.
     pub fn arm_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), CommandError> {
-        let request = ModifySrq { mask: mlx5_device::srq_mask::LIMIT, limit };
+        let request = ModifySrq { mask: crate::srq_mask::LIMIT, limit };
         self.nic.modify_srq(self.context, self.srqs[srq.0].handle, &request)
     }
 }

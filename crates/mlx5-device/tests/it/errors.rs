@@ -4,26 +4,20 @@ use std::sync::atomic::Ordering;
 
 use mlx5_device::command::ModifyQp;
 use mlx5_device::commands::*;
+use mlx5_device::testing::{Data, QpId, QpShape, Region, WorkRequest};
 use mlx5_layout::send_wqe::{AddressVector, BLOCK_BYTES, DataPointer};
 use mlx5_layout::testing::counter_word;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
-use soft_nic::dma::Host;
-use soft_nic::testing::{Data, Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
-use crate::datagrams::vector;
-use crate::operations::{ALL, on_the_wire};
+use crate::machine::{ALL, Driver, Setup, on_the_wire, syndrome};
 use crate::reasons::reason_of;
 
 type Patch = fn(&mut Vec<u8>);
 
-pub fn syndrome(cqe: &mlx5_layout::Cqe<Vec<u8>>) -> Option<CqeSyndrome> {
-    cqe.error().known()
-}
-
 /// Posts good, bad, good in one batch; expects success, the error, a flush, and the QP in this state.
 fn check_bad(
-    driver: &mut Driver<Host>,
+    driver: &mut Driver,
     qp: QpId,
     good: &WorkRequest,
     bad: &[u8],
@@ -209,20 +203,20 @@ fn what_the_responder_refuses_reaches_the_requester_as_its_syndrome() {
     }
 }
 
-type Prepare = fn(&mut Driver<Host>, QpId, &Region);
+type Prepare = fn(&mut Driver, QpId, &Region);
 type WorkRequestOf = fn(&Region) -> WorkRequest;
 const INVALID: CqeSyndrome = CqeSyndrome::RemoteInvalidRequest;
 const OPERATION: CqeSyndrome = CqeSyndrome::RemoteOperation;
 
-fn small(driver: &mut Driver<Host>, qp: QpId, region: &Region) {
+fn small(driver: &mut Driver, qp: QpId, region: &Region) {
     driver.post_receive(qp, &[region.pointer(0, 3), region.pointer(8, 4)]);
 }
 
-fn bad_key(driver: &mut Driver<Host>, qp: QpId, region: &Region) {
+fn bad_key(driver: &mut Driver, qp: QpId, region: &Region) {
     driver.post_receive(qp, &[DataPointer { lkey: 0x4242_4242, ..region.pointer(0, 64) }]);
 }
 
-fn read_only(driver: &mut Driver<Host>, qp: QpId, _: &Region) {
+fn read_only(driver: &mut Driver, qp: QpId, _: &Region) {
     let region = driver.region(64, 0);
     driver.post_receive(qp, &[region.pointer(0, 64)]);
 }
@@ -237,7 +231,7 @@ fn a_receive_record_beyond_its_ring_posts_nothing() {
         let region = driver.region(128, ALL);
         let bytes = region.fill(0, 8, 7);
         driver.post_receive(b, &[region.pointer(64, 64)]);
-        let record = |driver: &Driver<Host>, posted| {
+        let record = |driver: &Driver, posted| {
             let word = u32::from_ne_bytes(counter_word(posted));
             driver.qp(b).record.word(0).store(word, Ordering::Release);
         };
@@ -283,48 +277,9 @@ fn nobody_there_is_retry_exceeded() {
 }
 
 /// Lines of the NIC about messages that reach nobody.
-fn unreached(driver: &Driver<Host>) -> Vec<String> {
+fn unreached(driver: &Driver) -> Vec<String> {
     let about = |line: &String| line.contains("reaches") || line.contains("does not answer");
     driver.sinks.take_lines().into_iter().filter(about).collect()
-}
-
-#[test]
-fn a_queue_that_nobody_answers_says_where_its_peer_was_looked_for() {
-    type Change = fn(&mut ModifyQp);
-    let (nobody, elsewhere): (Change, Change) = (|a| a.dest_qpn += 7, |a| a.dest_qpn |= 0x7f << 17);
-    let far: Change =
-        |a| a.address.dgid = Some(std::net::Ipv4Addr::new(127, 63, 1, 2).to_ipv6_mapped().octets());
-    let place = "network namespace";
-    for (i, (name, wire, change, words)) in [
-        ("QPN of nobody", false, nobody, ["such QP numbers are its own", place]),
-        ("process of nobody", false, elsewhere, ["no process there has such QP numbers", place]),
-        ("LID of nobody", false, |a| a.address.dlid = 99, ["LID 99", "no NIC there has that address"]),
-        ("address of nobody", true, far, ["127.63.1.2", "UDP port 4791"]),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let setup = if wire { on_the_wire("silent") } else { Setup::new(&format!("silent-{i}")) };
-        let fabric = setup.fabric.clone();
-        let mut driver = Driver::new(setup);
-        for _ in 0..2 {
-            let (a, b) = (driver.create_qp(QpShape::default()), driver.create_qp(QpShape::default()));
-            let mut attributes = ModifyQp { retry_count: 1, ..driver.attributes(driver.qp(b).qpn) };
-            change(&mut attributes);
-            driver.bring_up(a, &attributes);
-            let from = driver.region(64, ALL);
-            driver.post(a, &WorkRequest::send(&from, 0, 8)).settle();
-            assert_eq!(unreached(&driver), [""; 0], "{name}: not before its time");
-            driver.advance(200_000_000);
-            assert!(driver.poll_send(a).is_some(), "{name}");
-            let lines = unreached(&driver);
-            assert_eq!(lines.len(), 1, "{name}: {lines:?}");
-            for line in lines {
-                assert!(words.iter().all(|word| line.contains(word)), "{name}: {line}");
-                assert!(line.contains(&format!("on fabric {fabric:?} of user ")), "{name}: {line}");
-            }
-        }
-    }
 }
 
 #[test]
@@ -340,11 +295,8 @@ fn a_gid_that_packets_cannot_have_is_said_once_a_process_where_it_is_chosen() {
             let from = driver.region(64, ALL);
             for _ in 0..2 {
                 if datagram {
-                    let vector = AddressVector {
-                        gid,
-                        source_gid_index: index as u8,
-                        ..vector(&driver, b, 0x1111_1111)
-                    };
+                    let vector =
+                        AddressVector { gid, source_gid_index: index as u8, ..driver.vector(b, 0x1111_1111) };
                     let send = WorkRequest { datagram: Some(vector), ..WorkRequest::send(&from, 0, 8) };
                     driver.post(a, &send).settle();
                 } else {
@@ -399,9 +351,9 @@ fn a_flood_of_others_messages_does_not_stop_the_clock_of_a_queue_whose_peer_is_g
                 driver.post(qp, &WorkRequest { signalled: last == 0, ..flood.clone() });
             }
         }
-        let before = driver.nic.link().counters().received;
+        let before = driver.nic.link().received;
         driver.poll();
-        full += usize::from(driver.nic.link().counters().received - before >= 32);
+        full += usize::from(driver.nic.link().received - before >= 32);
         idle.extend(busy.iter().copied().filter(|qp| driver.poll_send(*qp).is_some()));
         if let Some(cqe) = driver.poll_send(a) {
             assert_eq!(syndrome(&cqe), Some(CqeSyndrome::TransportRetryExceeded));

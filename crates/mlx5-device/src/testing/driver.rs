@@ -5,29 +5,27 @@
 
 use std::sync::atomic::Ordering;
 
-use mlx5_device::command::{
+use crate::carrier::Carrier;
+use crate::command::{
     AddressVector, CommandError, ContextId, CreateCq, CreateQp, Handle, ModifyQp, QpCap, RegMr,
 };
-use mlx5_device::commands::*;
-use mlx5_device::memory::Memory;
-use mlx5_device::model::DeviceConfig;
-use mlx5_device::{Counters, UarKind};
+use crate::commands::*;
+use crate::config::LinkLayer;
+use crate::memory::Memory;
+use crate::model::{Capabilities, DeviceConfig};
+use crate::{Counters, Nic, UarKind};
 use mlx5_layout::Cqe;
 use mlx5_layout::doorbell::{Arm, Doorbell};
-use mlx5_layout::send_wqe::{BLOCK_BYTES, DataPointer};
+use mlx5_layout::send_wqe::{self, BLOCK_BYTES, DataPointer};
 use mlx5_layout::testing::{consumer_word, counter_word, emit_receive};
 use roce::qp_state::AttrMask;
 use roce::{Now, ServiceType};
 
-use super::blocks::{Block, RegisterPage};
-use super::shapes::{CqId, CqShape, QpId, QpShape, Region, Setup};
+use super::blocks::{Block, Blocks, RegisterPage};
+use super::shapes::{CqId, CqShape, QpId, QpShape, Region};
 use super::shared_receive::DriverSrq;
 use super::sinks::Sinks;
 use super::work::WorkRequest;
-use crate::config::LinkLayer;
-use crate::dma::Copiers;
-use crate::link::{Link, LinkConfig};
-use crate::recording::Nic;
 
 #[derive(Debug)]
 pub struct DriverCq {
@@ -78,16 +76,51 @@ pub fn transitions(service: ServiceType) -> [(u8, u32); 3] {
     [(1, init), (2, rtr), (3, rts)]
 }
 
-/// The driver of a NIC on a link.
-pub type Driver<M> = DriverOf<Nic<M>>;
+/// A NIC as a test drives it, beside its commands.
+pub trait TestNic: Commands {
+    fn poll(&mut self, now: Now) -> usize;
+    fn first_port(&self) -> &DeviceConfig;
+    fn counters(&self) -> Counters;
+    /// Memory that this NIC reaches, as [`Blocks`] has it.
+    fn block(&self, len: usize) -> Block;
+}
+
+impl<M: Memory + Blocks, C: Carrier> TestNic for Nic<M, C> {
+    fn poll(&mut self, now: Now) -> usize {
+        Nic::poll(self, now)
+    }
+
+    fn first_port(&self) -> &DeviceConfig {
+        &self.ports()[0]
+    }
+
+    fn counters(&self) -> Counters {
+        Nic::counters(self)
+    }
+
+    fn block(&self, len: usize) -> Block {
+        self.core.host.memory.block(len)
+    }
+}
+
+impl<M: Memory, C: Carrier> Nic<M, C> {
+    /// Puts limits below the model's, so that a test can reach them: the cards' would take gigabytes.
+    pub fn lower_limits(&mut self, lower: impl FnOnce(&mut Capabilities)) {
+        lower(&mut self.core.capabilities);
+    }
+}
+
+/// What a test says of a NIC before it is made.
+pub trait MakeNic {
+    type Nic: TestNic;
+
+    fn make(self, sinks: &Sinks, now: Now) -> Self::Nic;
+}
 
 /// The driver. Failures of commands that a test does not expect to fail are panics with the reason.
 pub struct DriverOf<N> {
     /// The NIC under test.
     pub nic: N,
-    poll: fn(&mut N, Now) -> usize,
-    /// Its first port.
-    port: DeviceConfig,
     /// Context that everything is made in.
     pub context: ContextId,
     pub pd: Handle,
@@ -103,52 +136,39 @@ pub struct DriverOf<N> {
 /// Time that one round of the NIC takes on the virtual clock.
 const ROUND_NS: u64 = 1_000;
 
-/// Within this time the NIC looks at every queue; below the RNR time that [`Driver::attributes`] sets.
+/// Within this time the NIC looks at every queue; below the RNR time that [`DriverOf::attributes`] sets.
 const BACKGROUND_NS: u64 = 500_000;
 
-impl<M: Memory> Driver<M> {
-    /// Makes a NIC with its link, and opens device 0.
-    pub fn new(setup: Setup<M>) -> Driver<M> {
-        let sinks = Sinks::default();
-        let addresses = setup.config.wire_addresses();
-        let copiers = Copiers::new(setup.config.copy_helpers(1));
-        let link_config = LinkConfig { fabric: setup.fabric, addresses, copiers, ..LinkConfig::default() };
-        let link = Link::join(link_config);
-        let link = link.expect("a fabric can be joined");
-        let now = 1_000_000;
-        let (events, log) = (Box::new(sinks.clone()), sinks.log());
-        let nic = Nic::new(&setup.config, setup.memory, link, events, log, Now(now));
-        let nic = nic.expect("a NIC of these settings");
-        let port = nic.ports()[0].clone();
-        DriverOf::of(nic, Nic::poll, port, sinks, now)
+impl<N: TestNic> DriverOf<N> {
+    /// Makes a NIC, and opens device 0.
+    pub fn new(setup: impl MakeNic<Nic = N>) -> DriverOf<N> {
+        let (sinks, now) = (Sinks::default(), 1_000_000);
+        DriverOf::of(setup.make(&sinks, Now(now)), sinks, now)
+    }
+
+    /// Opens device 0 of a NIC that was made at this time, ns.
+    pub fn of(mut nic: N, sinks: Sinks, now: u64) -> DriverOf<N> {
+        let context = nic.open_context(0).expect("device 0 opens");
+        let pd = nic.alloc_pd(context).expect("a PD").handle;
+        let (pages, cqs, qps, srqs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        DriverOf { nic, context, pd, sinks, now, pages, cqs, qps, srqs }
     }
 
     /// The NIC's counters.
     pub fn counters(&self) -> Counters {
         self.nic.counters()
     }
-}
 
-impl<N: Commands> DriverOf<N> {
-    /// Opens device 0 of a NIC that was made at this time, ns, with its first port and its round.
-    pub fn of(
-        mut nic: N,
-        poll: fn(&mut N, Now) -> usize,
-        port: DeviceConfig,
-        sinks: Sinks,
-        now: u64,
-    ) -> DriverOf<N> {
-        let context = nic.open_context(0).expect("device 0 opens");
-        let pd = nic.alloc_pd(context).expect("a PD").handle;
-        let (pages, cqs, qps, srqs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        DriverOf { nic, poll, port, context, pd, sinks, now, pages, cqs, qps, srqs }
+    /// Fresh memory of the program.
+    pub fn block(&self, len: usize) -> Block {
+        self.nic.block(len)
     }
 
     // Objects.
 
     /// Registers `len` fresh bytes.
     pub fn region(&mut self, len: usize, access: u32) -> Region {
-        let block = Block::new(len);
+        let block = self.nic.block(len);
         let address = block.address();
         self.register(&block, len as u64, address, access).expect("memory can be registered")
     }
@@ -169,12 +189,12 @@ impl<N: Commands> DriverOf<N> {
     }
 
     pub fn create_cq(&mut self, shape: CqShape) -> CqId {
-        let ring = Block::new((shape.entries * shape.cqe_size) as usize);
+        let ring = self.nic.block((shape.entries * shape.cqe_size) as usize);
         // As libmlx5 initialises it: opcode invalid, owner 0.
         for entry in 0..shape.entries {
             ring.write(((entry + 1) * shape.cqe_size) as usize - 1, &[0xf0]);
         }
-        let record = Block::new(64);
+        let record = self.nic.block(64);
         let request = CreateCq {
             cqe: shape.entries - 1,
             cqe_size: shape.cqe_size,
@@ -203,8 +223,8 @@ impl<N: Commands> DriverOf<N> {
         let recv_cq = shape.recv_cq.unwrap_or_else(|| self.create_cq(CqShape::default()));
         let page = shape.page.unwrap_or_else(|| self.create_page(UarKind::BlueFlame));
         let receive_bytes = (shape.rq_entries as usize) << shape.rq_shift;
-        let ring = Block::new(receive_bytes + shape.sq_blocks as usize * BLOCK_BYTES);
-        let record = Block::new(64);
+        let ring = self.nic.block(receive_bytes + shape.sq_blocks as usize * BLOCK_BYTES);
+        let record = self.nic.block(64);
         let user_handle = 0xa0_0000 + self.qps.len() as u64;
         let request = CreateQp {
             service: shape.service,
@@ -301,7 +321,7 @@ impl<N: Commands> DriverOf<N> {
 
     /// Address of a QPN on the first device, on either link layer.
     pub fn address(&self) -> AddressVector {
-        let device = &self.port;
+        let device = self.nic.first_port();
         match device.link_layer {
             LinkLayer::Ib => AddressVector { dlid: device.lid, port: 1, ..AddressVector::default() },
             LinkLayer::Roce => {
@@ -312,7 +332,24 @@ impl<N: Commands> DriverOf<N> {
         }
     }
 
-    /// Attributes that bring a QP of any service to RTS, towards `peer_qpn`; used whole by [`Driver::bring_up`].
+    /// Address vector of a datagram to a QP of this driver.
+    pub fn vector(&self, to: QpId, qkey: u32) -> send_wqe::AddressVector {
+        let address = self.address();
+        let roce = self.nic.first_port().link_layer == LinkLayer::Roce;
+        send_wqe::AddressVector {
+            qkey,
+            destination_qpn: self.qp(to).qpn,
+            extended: true,
+            rate_service_level: if roce { 3 << 1 } else { 3 },
+            lid_or_udp_port: if roce { 0xc000 } else { address.dlid },
+            hop_limit: address.hop_limit,
+            source_gid_index: address.sgid_index,
+            gid: address.dgid.unwrap_or_default(),
+            ..send_wqe::AddressVector::default()
+        }
+    }
+
+    /// Attributes that bring a QP of any service to RTS, towards `peer_qpn`; used whole by [`DriverOf::bring_up`].
     pub fn attributes(&self, peer_qpn: u32) -> ModifyQp {
         ModifyQp {
             path_mtu: 3,
@@ -453,7 +490,7 @@ impl<N: Commands> DriverOf<N> {
 
     pub fn poll(&mut self) -> usize {
         self.now += ROUND_NS;
-        (self.poll)(&mut self.nic, Now(self.now))
+        self.nic.poll(Now(self.now))
     }
 
     /// Rounds until nothing moved for as long as the NIC may take to notice a queue in the background.
@@ -476,7 +513,7 @@ impl<N: Commands> DriverOf<N> {
         let end = self.now + ns;
         while self.now < end {
             self.now += (end - self.now).min(1_000_000);
-            (self.poll)(&mut self.nic, Now(self.now));
+            self.nic.poll(Now(self.now));
         }
         self.settle()
     }

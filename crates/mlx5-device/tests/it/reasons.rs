@@ -5,15 +5,13 @@ use mlx5_device::counters::name_of;
 use mlx5_device::doorbell::PATIENCE_NS;
 use mlx5_device::faults::{Injection, InjectionKind};
 use mlx5_device::reason::STALLED;
+use mlx5_device::testing::{Opening, QpId, QpShape, WorkRequest};
 use mlx5_device::{About, Reason};
 use mlx5_layout::CqeSyndrome;
 use mlx5_layout::doorbell::Doorbell;
 use mlx5_layout::send_wqe::DataPointer;
-use soft_nic::dma::Host;
-use soft_nic::testing::{Driver, Opening, QpId, QpShape, Setup, WorkRequest};
 
-use crate::errors::syndrome;
-use crate::operations::{ALL, on_the_wire};
+use crate::machine::{ALL, Driver, Setup, on_the_wire, syndrome};
 
 /// The reason of a queue, about this WQE or about itself, of this kind.
 pub fn reason_of(reasons: &[Reason], qpn: u32, wqe: Option<u16>, kind: &str) -> Option<String> {
@@ -22,10 +20,10 @@ pub fn reason_of(reasons: &[Reason], qpn: u32, wqe: Option<u16>, kind: &str) -> 
 }
 
 /// Makes WQE 0 of the first queue fail with this syndrome; what its reason must say, and what the second queue's.
-fn fail(driver: &mut Driver<Host>, a: QpId, b: QpId, wanted: CqeSyndrome) -> ([String; 2], Option<String>) {
+fn fail(driver: &mut Driver, a: QpId, b: QpId, wanted: CqeSyndrome) -> ([String; 2], Option<String>) {
     let region = driver.region(4096, ALL);
     let (qpn, end) = (driver.qp(a).qpn, region.address + 4096);
-    let receive = |driver: &mut Driver<Host>, len| {
+    let receive = |driver: &mut Driver, len| {
         driver.post_receive(b, &[DataPointer { byte_count: len, ..region.pointer(0, 64) }]);
     };
     let bounds = format!("..{end:#x}");
@@ -131,7 +129,7 @@ fn every_syndrome_of_a_completion_has_a_reason_with_values_and_help() {
 }
 
 /// What a queue's reason of this kind must say.
-fn check(driver: &Driver<Host>, name: &str, qp: QpId, kind: &str, words: &[&str]) {
+fn check(driver: &Driver, name: &str, qp: QpId, kind: &str, words: &[&str]) {
     let reasons = driver.sinks.take_reasons();
     let why = reason_of(&reasons, driver.qp(qp).qpn, None, kind);
     let why = why.unwrap_or_else(|| panic!("{name}: {reasons:?}"));
@@ -140,7 +138,7 @@ fn check(driver: &Driver<Host>, name: &str, qp: QpId, kind: &str, words: &[&str]
 
 #[test]
 fn a_queue_that_does_not_go_on_says_what_its_record_and_register_say() {
-    type Ring = fn(&mut Driver<Host>, QpId);
+    type Ring = fn(&mut Driver, QpId);
     let cases: [(&str, Ring, &[&str]); 4] = [
         (
             "missing",

@@ -2,21 +2,21 @@
 
 use mlx5_device::command::{ModifyQp, event_type};
 use mlx5_device::commands::*;
+use mlx5_device::errno;
+use mlx5_device::testing::{CqId, CqShape, QpId, QpShape, WorkRequest};
 use mlx5_layout::doorbell::ArmFor;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
-use soft_nic::dma::Host;
-use soft_nic::testing::{CqId, CqShape, Driver, QpId, QpShape, Setup, WorkRequest};
 
-use crate::operations::ALL;
+use crate::machine::{ALL, Driver, Setup};
 use crate::reasons::reason_of;
 
 fn nop() -> WorkRequest {
     WorkRequest::new(SendOpcode::Nop)
 }
 
-fn state(driver: &mut Driver<Host>, qp: QpId, state: u8) {
+fn state(driver: &mut Driver, qp: QpId, state: u8) {
     let request = ModifyQp { state, mask: AttrMask::STATE.0, ..ModifyQp::default() };
     driver.modify(qp, &request).expect("the QP moves");
 }
@@ -208,7 +208,7 @@ fn events_that_nobody_read_are_withdrawn_with_their_object() {
         }
     }
     let (context, handle) = (driver.context, driver.cq(cq).handle);
-    assert_eq!(driver.nic.destroy_cq(context, handle).map_err(|e| e.errno), Err(libc::EBUSY));
+    assert_eq!(driver.nic.destroy_cq(context, handle).map_err(|e| e.errno), Err(errno::EBUSY));
     for qp in [a, b] {
         driver.nic.destroy_qp(context, driver.qp(qp).handle).expect("destroyed");
     }
@@ -217,7 +217,7 @@ fn events_that_nobody_read_are_withdrawn_with_their_object() {
     assert_eq!(driver.sinks.take_completions(), []);
 }
 
-fn drain(driver: &mut Driver<Host>, cq: CqId) -> Vec<(CqeOpcode, Option<CqeSyndrome>)> {
+fn drain(driver: &mut Driver, cq: CqId) -> Vec<(CqeOpcode, Option<CqeSyndrome>)> {
     std::iter::from_fn(|| driver.poll_cq(cq))
         .map(|c| (c.opcode().expect("known"), c.error().known()))
         .collect()

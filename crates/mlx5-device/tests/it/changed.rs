@@ -2,26 +2,25 @@
 
 use mlx5_device::command::{CommandError, RegMr, ResizeCq};
 use mlx5_device::commands::*;
+use mlx5_device::errno;
 use mlx5_device::rereg_change::{ACCESS, PD, TRANSLATION};
+use mlx5_device::testing::{Block, CqId, CqShape, QpShape, WorkRequest};
 use mlx5_layout::doorbell::ArmFor;
 use mlx5_layout::{Cqe, CqeOpcode, CqeSyndrome, SendOpcode};
-use soft_nic::dma::Host;
-use soft_nic::testing::{Block, CqId, CqShape, Driver, QpShape, Setup, WorkRequest};
 
-use crate::errors::syndrome;
-use crate::operations::ALL;
+use crate::machine::{ALL, Driver, Setup, syndrome};
 
 fn nop() -> WorkRequest {
     WorkRequest::new(SendOpcode::Nop)
 }
 
-fn resize(driver: &mut Driver<Host>, cq: CqId, request: &ResizeCq) -> Result<u32, CommandError> {
+fn resize(driver: &mut Driver, cq: CqId, request: &ResizeCq) -> Result<u32, CommandError> {
     driver.nic.resize_cq(driver.context, driver.cq(cq).handle, request)
 }
 
 /// A ring as libmlx5 initialises it.
-fn ring(entries: u32, cqe_size: u32) -> Block {
-    let ring = Block::new((entries * cqe_size) as usize);
+fn ring(driver: &Driver, entries: u32, cqe_size: u32) -> Block {
+    let ring = driver.block((entries * cqe_size) as usize);
     for entry in 1..=entries {
         ring.write((entry * cqe_size) as usize - 1, &[0xf0]);
     }
@@ -48,7 +47,7 @@ fn a_resized_cq_says_so_in_the_old_ring_and_goes_on_in_the_new_one() {
             driver.lay(a, &nop());
         }
         driver.ring_doorbell(a).settle();
-        let new = ring(entries, cqe_size);
+        let new = ring(&driver, entries, cqe_size);
         let request = ResizeCq { cqe: entries - 1, cqe_size, buffer: new.address() };
         assert_eq!(resize(&mut driver, cq, &request), Ok(entries - 1));
         let old = driver.cq(cq).ring.clone();
@@ -78,17 +77,17 @@ fn a_refused_resize_leaves_the_queue_as_it_was() {
         driver.lay(a, &nop());
     }
     driver.ring_doorbell(a).settle();
-    let new = ring(64, 64);
+    let new = ring(&driver, 64, 64);
     let good = ResizeCq { cqe: 63, cqe_size: 64, buffer: new.address() };
     for (name, request, errno) in [
-        ("no entries", ResizeCq { cqe: 0, ..good }, libc::EINVAL),
-        ("more than a CQ has", ResizeCq { cqe: 1 << 22, ..good }, libc::EINVAL),
-        ("the most that a number holds", ResizeCq { cqe: u32::MAX, ..good }, libc::EINVAL),
-        ("other CQEs", ResizeCq { cqe_size: 128, ..good }, libc::EINVAL),
-        ("not aligned", ResizeCq { buffer: good.buffer + 8, ..good }, libc::EINVAL),
-        ("no room for what waits", ResizeCq { cqe: 7, ..good }, libc::EINVAL),
-        ("ring outside memory", ResizeCq { cqe: 127, ..good }, libc::EFAULT),
-        ("ring nowhere", ResizeCq { buffer: 64, ..good }, libc::EFAULT),
+        ("no entries", ResizeCq { cqe: 0, ..good }, errno::EINVAL),
+        ("more than a CQ has", ResizeCq { cqe: 1 << 22, ..good }, errno::EINVAL),
+        ("the most that a number holds", ResizeCq { cqe: u32::MAX, ..good }, errno::EINVAL),
+        ("other CQEs", ResizeCq { cqe_size: 128, ..good }, errno::EINVAL),
+        ("not aligned", ResizeCq { buffer: good.buffer + 8, ..good }, errno::EINVAL),
+        ("no room for what waits", ResizeCq { cqe: 7, ..good }, errno::EINVAL),
+        ("ring outside memory", ResizeCq { cqe: 127, ..good }, errno::EFAULT),
+        ("ring nowhere", ResizeCq { buffer: 64, ..good }, errno::EFAULT),
     ] {
         assert_eq!(resize(&mut driver, cq, &request).unwrap_err().errno, errno, "{name}");
     }
@@ -106,7 +105,7 @@ fn an_empty_queue_that_was_resized_tells_its_channel_of_nothing() {
     let (a, _) = driver.pair(QpShape { send_cq: Some(cq), ..QpShape::default() });
     driver.post(a, &nop()).settle();
     driver.poll_cq(cq).expect("a completion, polled without an event");
-    let new = ring(16, 64);
+    let new = ring(&driver, 16, 64);
     let request = ResizeCq { cqe: 15, cqe_size: 64, buffer: new.address() };
     resize(&mut driver, cq, &request).expect("room");
     driver.arm(cq, ArmFor::Any);
@@ -125,7 +124,7 @@ fn a_region_registered_anew_is_what_it_is_now_under_the_key_it_had() {
     let second = driver.nic.alloc_pd(driver.context).expect("a PD").handle;
     let to = RegMr { start: other.address, length: 8192, iova: other.address, pd: second, access: 1 };
     let (context, mr) = (driver.context, region.handle);
-    let write = |driver: &mut Driver<Host>, at: u64| {
+    let write = |driver: &mut Driver, at: u64| {
         let (a, b) = driver.pair(QpShape::default());
         let mut to = region.clone();
         to.address = at;
@@ -147,20 +146,20 @@ fn a_region_registered_anew_is_what_it_is_now_under_the_key_it_had() {
     let back = RegMr { access: ALL, ..to };
     driver.nic.rereg_mr(context, mr, ACCESS | PD, &back).expect("another domain");
     assert_eq!(write(&mut driver, other.address), refused, "not the domain of the queue");
-    let errno = |driver: &mut Driver<Host>, mr, flags, request: RegMr| {
+    let errno = |driver: &mut Driver, mr, flags, request: RegMr| {
         driver.nic.rereg_mr(context, mr, flags, &request).map_or_else(|error| error.errno, |_| 0)
     };
-    assert_eq!(driver.nic.dealloc_pd(driver.context, second).unwrap_err().errno, libc::EBUSY);
+    assert_eq!(driver.nic.dealloc_pd(driver.context, second).unwrap_err().errno, errno::EBUSY);
     for (name, mr, flags, request, wanted) in [
-        ("nothing", mr, 0, to, libc::EINVAL),
-        ("unknown", mr, 1 << 3, to, libc::EOPNOTSUPP),
-        ("no such region", 99, PD, to, libc::EINVAL),
-        ("no such domain", mr, PD, RegMr { pd: 99, ..to }, libc::EINVAL),
-        ("page offsets", mr, TRANSLATION, RegMr { iova: other.address + 8, ..to }, libc::EINVAL),
-        ("nowhere", mr, TRANSLATION, RegMr { start: 4096, iova: 4096, ..to }, libc::EFAULT),
-        ("rights", mr, ACCESS, RegMr { access: 1 << 1, ..to }, libc::EINVAL),
-        ("rights that do not exist", mr, ACCESS, RegMr { access: 1 << 12, ..to }, libc::EINVAL),
-        ("on demand", mr, ACCESS, RegMr { access: 1 << 6, ..to }, libc::EOPNOTSUPP),
+        ("nothing", mr, 0, to, errno::EINVAL),
+        ("unknown", mr, 1 << 3, to, errno::EOPNOTSUPP),
+        ("no such region", 99, PD, to, errno::EINVAL),
+        ("no such domain", mr, PD, RegMr { pd: 99, ..to }, errno::EINVAL),
+        ("page offsets", mr, TRANSLATION, RegMr { iova: other.address + 8, ..to }, errno::EINVAL),
+        ("nowhere", mr, TRANSLATION, RegMr { start: 4096, iova: 4096, ..to }, errno::EFAULT),
+        ("rights", mr, ACCESS, RegMr { access: 1 << 1, ..to }, errno::EINVAL),
+        ("rights that do not exist", mr, ACCESS, RegMr { access: 1 << 12, ..to }, errno::EINVAL),
+        ("on demand", mr, ACCESS, RegMr { access: 1 << 6, ..to }, errno::EOPNOTSUPP),
     ] {
         assert_eq!(errno(&mut driver, mr, flags, request), wanted, "{name}");
     }
