@@ -108,6 +108,8 @@ fn the_label_says_what_was_no_hardware_and_which_engine_computed() {
         let wanted = (engine == Engine::Twin).then(|| wheels::ONNX_RUNTIME.by_hand());
         assert_eq!(command, wanted.as_deref());
     }
+    assert!(verdict(Engine::Onnx, 40).starts_with("verdict: right: 40 of 40 answers"));
+    assert!(verdict(Engine::Twin, 40).starts_with("verdict: 0 answers are judged: no ONNX Runtime"));
     for (seconds, words) in
         [(60, "60.0 s after the build, at most 60 are the aim: aim met"), (61, "aim not met")]
     {
