@@ -226,6 +226,9 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
         "connections",
         "overlap",
         "no_overlap",
+        "outputs_compared",
+        "outputs_compared_meanwhile",
+        "copies_wait",
         "energy_mj_per_run",
         "energy",
     ]);
