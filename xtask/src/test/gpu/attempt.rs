@@ -103,7 +103,8 @@ impl<'a> Attempt<'a> {
         log: &Path,
         limit: Duration,
     ) -> Result<Option<usize>> {
-        if let Some((outcome, minutes)) = self.passed.before(&self.suite.name, names, &self.mark) {
+        let name = format!("{} {}", self.suite.name, program.target);
+        if let Some((outcome, minutes)) = self.passed.before(&name, names, &self.mark) {
             self.before = (self.before.0 + 1, self.before.1 + minutes);
             self.add(outcome);
             return Ok(None);
@@ -124,7 +125,7 @@ impl<'a> Attempt<'a> {
         if outcome.failed > 0 || complaint.is_some() {
             self.failed_logs += &said;
         } else if failures.is_empty() {
-            self.passed.push(&self.suite.name, names, &self.mark, &outcome, minutes(since))?;
+            self.passed.push(&name, names, &self.mark, &outcome, minutes(since))?;
         }
         self.add(outcome);
         self.complaints.extend(complaint);

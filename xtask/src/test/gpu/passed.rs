@@ -16,7 +16,8 @@ use crate::{files, workspace};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Process {
-    suite: String,
+    /// Suite and test program.
+    program: String,
     tests: Vec<String>,
     mark: Mark,
     passed: usize,
@@ -64,9 +65,9 @@ impl Passed {
         Ok(Passed { before, file: JsonLines::append_to(path)? })
     }
 
-    /// What these tests of a suite gave, which passed with this mark in one process; minutes that it took.
-    pub fn before(&self, suite: &str, tests: &[String], mark: &Mark) -> Option<(Outcome, f64)> {
-        let is_it = |one: &&Process| one.suite == suite && one.tests == tests && one.mark == *mark;
+    /// What these tests of a program gave, which passed with this mark in one process; minutes that it took.
+    pub fn before(&self, program: &str, tests: &[String], mark: &Mark) -> Option<(Outcome, f64)> {
+        let is_it = |one: &&Process| one.program == program && one.tests == tests && one.mark == *mark;
         let found = self.before.iter().rfind(is_it)?;
         let outcome = Outcome { passed: found.passed, skips: found.skips.clone(), ..Outcome::default() };
         Some((outcome, found.minutes))
@@ -74,14 +75,14 @@ impl Passed {
 
     pub fn push(
         &mut self,
-        suite: &str,
+        program: &str,
         tests: &[String],
         mark: &Mark,
         outcome: &Outcome,
         minutes: f64,
     ) -> Result<()> {
-        let (suite, tests, mark, skips) =
-            (suite.to_owned(), tests.to_vec(), mark.clone(), outcome.skips.clone());
-        Ok(self.file.push(&Process { suite, tests, mark, passed: outcome.passed, skips, minutes })?)
+        let (program, tests, mark, skips) =
+            (program.to_owned(), tests.to_vec(), mark.clone(), outcome.skips.clone());
+        Ok(self.file.push(&Process { program, tests, mark, passed: outcome.passed, skips, minutes })?)
     }
 }
