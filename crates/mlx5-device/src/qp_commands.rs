@@ -1,4 +1,4 @@
-//! Commands that change a queue pair: it is made, moved from state to state, and destroyed.
+//! Commands that create, modify and destroy a queue pair.
 //!
 //! The table of moves and attributes is `roce::qp_state`; values are checked here as the driver and the card do.
 
@@ -63,7 +63,7 @@ impl<M: Memory> Core<M> {
         Ok((place, CreatedQp { handle: 0, qpn, cap }))
     }
 
-    /// Takes a QP out, with what the device has of it. None: it was gone.
+    /// Removes a QP from its table, the schedule, its UAR page, and the counts of its CQs and SRQ. `None`: there is no such QP.
     pub(super) fn destroy_qp(&mut self, qps: &mut Qps, place: u32) -> Option<Box<Qp>> {
         let page = qps.get(place)?.sq.doorbell.page;
         // What it rang last must not look like a doorbell without a queue later.

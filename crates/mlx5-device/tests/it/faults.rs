@@ -1,7 +1,6 @@
 //! Faults on demand: ports that go down, messages that are lost or held up, one error, one late READ.
 //!
-//! Two NICs on one virtual clock, in shared memory and on a wire: what is lost, when what was lost comes again, and what a rate
-//! lets through are certain.
+//! Two devices on one virtual clock, by records and by packets of the test's fabric: what is lost, and when it comes again, are certain.
 
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
 use mlx5_device::testing::{BOTH, By, MS, QpShape, TIMEOUT_NS, WorkRequest, sent};

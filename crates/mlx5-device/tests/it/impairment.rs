@@ -3,10 +3,10 @@
 use mlx5_device::commands::*;
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
 use mlx5_device::testing::{BOTH, By, MS, QpShape, TIMEOUT_NS, WorkRequest, sent};
-use mlx5_layout::{CqeSyndrome, SendOpcode};
+use mlx5_layout::CqeSyndrome;
 use roce::ServiceType;
 
-use crate::machine::{ALL, Two, joined, joined_with};
+use crate::machine::{Two, joined, joined_with};
 
 #[test]
 fn a_message_that_waits_for_a_rate_goes_behind_one_that_is_sent_again() {
@@ -28,47 +28,6 @@ fn a_message_that_waits_for_a_rate_goes_behind_one_that_is_sent_again() {
         two.pass(5 * TIMEOUT_NS);
         assert_eq!([(); 3].map(|()| sent(&mut two.left, two.a)), [Some(Ok(())); 3], "{by:?}");
         assert_eq!(executed(&two), 3, "{by:?}");
-    }
-}
-
-/// Its first record takes the time of the whole, and the others do not wait for that: the peer would answer none of them.
-#[test]
-fn a_message_of_many_records_leaves_at_once_and_is_not_repeated_whatever_the_rate() {
-    let mut two = joined("cut", ServiceType::Rc, By::Memory);
-    // 168 ms for 1 MiB.
-    let rate = Settings { rate_gbps: Some(Some(0.05)), ..Settings::default() };
-    two.left.nic.set(&rate).expect("a possible rate");
-    let (from, to) = (two.left.region(1 << 20, ALL), two.right.region(1 << 20, ALL));
-    let bytes = from.fill(0, 1 << 20, 3);
-    two.left.post(two.a, &WorkRequest::write(&from, 0, 1 << 20, &to, 0));
-    two.pass(20 * MS);
-    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
-    assert_eq!(to.block.bytes(0, 1 << 20), bytes);
-    assert_eq!((two.count(true, "retransmissions"), two.count(false, "duplicates")), (0, 0));
-}
-
-#[test]
-fn the_rest_of_a_message_that_goes_on_after_a_wait_is_lost_with_its_port() {
-    for by in BOTH {
-        let mut two = joined("rest", ServiceType::Rc, by);
-        let (from, to) = (two.left.region(200_000, ALL), two.right.region(200_000, ALL));
-        let write = WorkRequest::write(&from, 0, 200_000, &to, 0);
-        let write = WorkRequest { opcode: SendOpcode::RdmaWriteImm, ..write };
-        two.left.post(two.a, &write);
-        two.rounds(300);
-        assert!(two.count(false, "rnr_naks_sent") > 0, "{by:?}: only the end is missing");
-        two.left.nic.set_link(0, 1, false).expect("device 0");
-        two.right.post_receive(two.b, &[]);
-        two.pass(3 * MS);
-        assert_eq!((two.count(false, "receives_consumed"), sent(&mut two.left, two.a)), (0, None), "{by:?}");
-        assert!(two.count(true, "lost_port_down") > 0, "{by:?}");
-        two.left.nic.set_link(0, 1, true).expect("device 0");
-        two.pass(5 * TIMEOUT_NS);
-        assert_eq!(
-            (two.count(false, "receives_consumed"), sent(&mut two.left, two.a)),
-            (1, Some(Ok(()))),
-            "{by:?}"
-        );
     }
 }
 

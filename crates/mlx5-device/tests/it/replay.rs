@@ -110,10 +110,14 @@ fn run(seed: u64, loss: f64, reorder: f64, loss_seed: u64) -> Run {
                 let opcode = cqe.opcode().unwrap();
                 sent[at] += usize::from(matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError));
                 errors += usize::from(opcode.is_error());
+                // All bytes of it.
                 completions.push(hash_of((at, format!("{cqe:?}"))));
             }
         }
         now += if moved { 1_000 } else { 20_000 };
+    }
+    for side in &sides {
+        assert_eq!(side.driver.sinks.take_lines(), [""; 0], "nothing fails, and nothing is said");
     }
     let memory = [0, 1].map(|at: usize| hash_of(sides[at].region.block.bytes(0, REGION)));
     let counters = sides.each_ref().map(|side| side.driver.counters());

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use crate::Request;
 use crate::message::psn_count;
 
-/// The last executed READs and atomics, as many as the QP was given.
+/// The last executed READs and atomics, as many as the QP has responder resources.
 #[derive(Debug)]
 pub(super) struct ExecutedRequests {
     /// Requests, each with what it found, where it is an atomic.

@@ -1,6 +1,7 @@
 //! Messages that travel in several records, and end between two of them: at a missing page, or with their
 //! queue.
 
+use mlx5_device::faults::Settings;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::QpState;
@@ -8,7 +9,7 @@ use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
 use crate::operations::ALL;
-use crate::two::Two;
+use crate::two::{BOTH, By, MS, TIMEOUT_NS, Two, joined, sent};
 use crate::withdrawn::{
     COMMANDS, Command, GUARD, NEW, OLD, Scene, filled, give_back, is_all, is_old, run, syndromes,
 };
@@ -177,4 +178,46 @@ fn an_answer_that_comes_in_pieces_is_not_asked_for_again_while_it_comes() {
         two.left.now - begun
     );
     assert_eq!(two.count(true, "retransmissions"), 0);
+}
+
+/// Its first record takes the time of the whole, and the others do not wait for that: the peer would answer none of them.
+#[test]
+fn a_message_of_many_records_leaves_at_once_and_is_not_repeated_whatever_the_rate() {
+    let mut two = joined("cut", ServiceType::Rc, By::Memory);
+    // 168 ms for 1 MiB.
+    let rate = Settings { rate_gbps: Some(Some(0.05)), ..Settings::default() };
+    two.left.nic.set(&rate).expect("a possible rate");
+    let (from, to) = (two.left.region(1 << 20, ALL), two.right.region(1 << 20, ALL));
+    let bytes = from.fill(0, 1 << 20, 3);
+    two.left.post(two.a, &WorkRequest::write(&from, 0, 1 << 20, &to, 0));
+    two.pass(20 * MS);
+    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+    assert_eq!(to.block.bytes(0, 1 << 20), bytes);
+    assert_eq!((two.count(true, "retransmissions"), two.count(false, "duplicates")), (0, 0));
+    assert!(two.right.nic.link().counters().received > 1, "it is one record");
+}
+
+#[test]
+fn the_rest_of_a_message_that_goes_on_after_a_wait_is_lost_with_its_port() {
+    for by in BOTH {
+        let mut two = joined("rest", ServiceType::Rc, by);
+        let (from, to) = (two.left.region(200_000, ALL), two.right.region(200_000, ALL));
+        let write = WorkRequest::write(&from, 0, 200_000, &to, 0);
+        let write = WorkRequest { opcode: SendOpcode::RdmaWriteImm, ..write };
+        two.left.post(two.a, &write);
+        two.rounds(300);
+        assert!(two.count(false, "rnr_naks_sent") > 0, "{by:?}: only the end is missing");
+        two.left.nic.set_link(0, 1, false).expect("device 0");
+        two.right.post_receive(two.b, &[]);
+        two.pass(3 * MS);
+        assert_eq!((two.count(false, "receives_consumed"), sent(&mut two.left, two.a)), (0, None), "{by:?}");
+        assert!(two.count(true, "lost_port_down") > 0, "{by:?}");
+        two.left.nic.set_link(0, 1, true).expect("device 0");
+        two.pass(5 * TIMEOUT_NS);
+        assert_eq!(
+            (two.count(false, "receives_consumed"), sent(&mut two.left, two.a)),
+            (1, Some(Ok(()))),
+            "{by:?}"
+        );
+    }
 }

@@ -107,6 +107,25 @@ fn deliver(a: &mut Link, b: &mut Link, opcode: Opcode, source: &[u8], order: Ord
 }
 
 #[test]
+fn a_record_says_which_port_of_its_receiver_it_is_for() {
+    let (mut a, mut b) = pair();
+    for (to_port, wanted) in [(0, 1), (1, 1), (2, 2)] {
+        let packet = request(&a, mlx5_device::first_qpn(b.slot()), Opcode::Write, 7, 0x1000, 0);
+        let path = PathAddress { to_port, ..PathAddress::default() };
+        a.send_record(&packet, MTU, &path, Payload::Nothing).unwrap();
+        a.ring_bells();
+        let mut found = None;
+        while found.is_none() {
+            b.poll(1, |inbound| {
+                found = inbound.addressing().to_port;
+                Disposition::Consumed
+            });
+        }
+        assert_eq!(found, Some(wanted));
+    }
+}
+
+#[test]
 fn payloads_of_every_size_arrive_whole() {
     let _one = crate::dma::copiers::tests::ONE.lock();
     for helpers in [[0, 0], [1, 0], [2, 1], [0, 2]] {
