@@ -30,7 +30,7 @@ pub use gpu::Gpu;
 use hook::Hook;
 use machine::{Files, MachineSampler};
 use nic::Counters;
-pub use nodes::OnNodes;
+pub use nodes::BetweenNodes;
 
 /// Why nothing of this machine is sampled.
 const ELSEWHERE: &str = "both ends run on other hosts";

@@ -3,7 +3,7 @@
 //! A series is `gpu-COUNT-MODEL`. A point is a server and so many clients, each a process; what counts is the time in which all of them
 //! are served (`experiments/bench-clients/README.md`).
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -15,10 +15,9 @@ use serde_json::{Value, json};
 use super::bench::{
     self, BEGIN, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, option, parts,
 };
+use super::started::Started;
 use crate::figure::cpu::{ProcessSampler, ProcessSnapshot, ProcessUse};
 use crate::figure::options::{Machine, Options};
-use crate::figure::samples;
-use crate::process::JsonProgram;
 use crate::shell;
 
 /// What the spec calls its points.
@@ -42,8 +41,8 @@ impl<'a> Line<'a> {
 }
 
 /// Measures and reports.
-pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
-    let Some(figure) = ServerFigure::begin(&experiment, options, dry_run)? else { return Ok(()) };
+pub fn run(mut experiment: Experiment, options: &Options) -> Result<()> {
+    let Some(figure) = ServerFigure::begin(&mut experiment, options, dry_run)? else { return Ok(()) };
     execute(&experiment, &figure)
 }
 
@@ -52,7 +51,7 @@ fn server_options(spec: &Spec, line: &Line<'_>, machine: Machine) -> Result<Vec<
     let (slots, machine, model) = (option(spec, "slots")?, machine.name(), line.model);
     Ok(shell::words(&format!(
         "--mode gpu-graph --machine {machine} --model {model} --slots {slots} --slots-per-client {slots} \
-         --listen 127.0.0.1:0 --json -"
+         --json -"
     )))
 }
 
@@ -69,15 +68,14 @@ fn client_options(spec: &Spec, line: &Line<'_>, seconds: f64) -> Result<Vec<Stri
 
 fn execute(experiment: &Experiment, figure: &ServerFigure) -> Result<()> {
     let (spec, how) = (&experiment.spec, &figure.how);
-    let bench = figure.bench(spec)?;
     let grid = spec.grid(how.extent);
-    // Before anything is sampled.
-    for key in grid.keys() {
-        bench.reference(Line::of(&key.series)?.model)?;
-    }
-    let earlier = samples::measure(experiment, how, &bench.provenance, &grid, &mut Clients(&bench))?;
-    let timers = json!([{ "name": "window", "start": "the last client's first line, after a second", "stop": "the first one's last line" }]);
-    run::report(experiment, how, &earlier, &Extra { timers, ..Extra::default() })
+    let models = grid.series.iter().map(|series| Ok(Line::of(series)?.model));
+    let models = models.collect::<Result<BTreeSet<&str>>>()?;
+    figure.on_nic(spec, &models, &|bench| {
+        let earlier = bench.measure(experiment, &grid, figure.gpu(), &mut Clients(bench))?;
+        let timers = json!([{ "name": "window", "start": "the last client's first line, after a second", "stop": "the first one's last line" }]);
+        run::report(experiment, how, &earlier, &Extra { timers, ..Extra::default() })
+    })
 }
 
 /// Points of a server and its clients.
@@ -100,7 +98,7 @@ impl run::Bench for Clients<'_> {
         let log = |end: &str| bench.log(&format!("{}-{}-{end}", key.series, key.repetition));
         let options = server_options(bench.spec, &line, bench.figure.machine)?;
         let (mut server, address) = bench.listening(&options, &log("server"))?;
-        let watch = ProcessSampler::start(server.child.0.id(), Duration::from_secs(1))?;
+        let watch = ProcessSampler::start(server.process.look(), Duration::from_secs(1))?;
         let mut clients = Vec::new();
         for nth in 0..line.count {
             let options = client_options(bench.spec, &line, seconds)?;
@@ -121,9 +119,9 @@ impl run::Bench for Clients<'_> {
 }
 
 /// Reads a client's lines to their end.
-fn hear(client: &mut JsonProgram, since: Instant, seconds: f64) -> Result<HeardClient> {
+fn hear(client: &mut Started, since: Instant, seconds: f64) -> Result<HeardClient> {
     let (mut heard, mut looks) = (Heard::new(), None);
-    let process = PathBuf::from(format!("/proc/{}", client.child.0.id()));
+    let (mut look, client) = (client.process.look(), &mut client.program);
     let limit = Duration::from_secs_f64(seconds + LEAD) + BEGIN;
     loop {
         let said = client.json_of(&["live", "run"], SILENCE).context("a client")?;
@@ -135,7 +133,7 @@ fn hear(client: &mut JsonProgram, since: Instant, seconds: f64) -> Result<HeardC
         }
         let answered = said["answered"].as_u64().context("a client's line `live` has no answered")?;
         heard.push((since.elapsed().as_secs_f64(), answered));
-        let look = ProcessSnapshot::at(&process)?;
+        let look = look()?;
         looks = Some(match looks {
             Some([first, mut last]) => {
                 last.update(look);
@@ -218,7 +216,7 @@ fn fill(point: &mut Point, clients: &[HeardClient], looks: &[(f64, ProcessSnapsh
 }
 
 /// What would be measured and judged (INV-10).
-fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> Result<String> {
+fn dry_run(experiment: &Experiment, how: &resume::Options, nic: &str, machine: Machine) -> Result<String> {
     let spec = &experiment.spec;
     let grid = spec.grid(how.extent);
     let mut lines = vec![
@@ -230,12 +228,13 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
             grid.repeat,
             grid.seconds
         ),
-        format!("nic: the software NIC, a process each; machine: {}", machine.name()),
+        format!("nic: {nic}; machine: {}", machine.name()),
         format!("results: {}", how.out.display()),
     ];
     for series in &grid.series {
         let line = Line::of(series)?;
-        lines.push(format!("{series}: inference-server {}", server_options(spec, &line, machine)?.join(" ")));
+        let words = server_options(spec, &line, machine)?.join(" ");
+        lines.push(format!("{series}: inference-server --listen … {words}"));
         let words = client_options(spec, &line, grid.seconds)?.join(" ");
         lines.push(format!("  {} × doorbell-client --connect … {words}", line.count));
     }
