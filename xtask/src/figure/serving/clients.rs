@@ -84,12 +84,15 @@ struct Clients<'a>(&'a ServerBench<'a>);
 /// Answers of a client, as it says each second: when that was heard, and how many in all.
 type Heard = Vec<(f64, u64)>;
 
-/// What a client said, its last line, and what it used of the CPU between the first and the last line of `heard`.
+/// What a client said, its last line, and what it used of the CPU for how many answers, between the first and the last look at it.
 struct HeardClient {
     heard: Heard,
     run: Value,
-    used: ProcessUse,
+    used: Option<(ProcessUse, u64)>,
 }
+
+/// A look at a client, when it was taken, and the answers by then.
+type Looked = (ProcessSnapshot, f64, u64);
 
 impl run::Bench for Clients<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
@@ -120,27 +123,30 @@ impl run::Bench for Clients<'_> {
 
 /// Reads a client's lines to their end.
 fn hear(client: &mut Started, since: Instant, seconds: f64) -> Result<HeardClient> {
-    let (mut heard, mut looks) = (Heard::new(), None);
+    let (mut heard, mut looks) = (Heard::new(), None::<[Looked; 2]>);
     let (mut look, client) = (client.process.look(), &mut client.program);
     let limit = Duration::from_secs_f64(seconds + LEAD) + BEGIN;
     loop {
         let said = client.json_of(&["live", "run"], SILENCE).context("a client")?;
         if said["kind"] == "run" {
             bench::ended(client, &said, since)?;
-            let time = heard.last().zip(heard.first()).map_or(0.0, |(last, first)| last.0 - first.0);
-            let used = looks.map(|[first, last]: [ProcessSnapshot; 2]| last.since(&first, time));
-            return Ok(HeardClient { heard, run: said, used: used.unwrap_or_default() });
+            let used =
+                looks.map(|[first, last]| (last.0.since(&first.0, last.1 - first.1), last.2 - first.2));
+            return Ok(HeardClient { heard, run: said, used });
         }
         let answered = said["answered"].as_u64().context("a client's line `live` has no answered")?;
-        heard.push((since.elapsed().as_secs_f64(), answered));
-        let look = look()?;
-        looks = Some(match looks {
-            Some([first, mut last]) => {
-                last.update(look);
-                [first, last]
-            }
-            None => [look.clone(), look],
-        });
+        let at = since.elapsed().as_secs_f64();
+        heard.push((at, answered));
+        // On another host it may have ended since.
+        if let Ok(look) = look() {
+            looks = Some(match looks {
+                Some([first, (mut last, ..)]) => {
+                    last.update(look);
+                    [first, (last, at, answered)]
+                }
+                None => [(look.clone(), at, answered), (look, at, answered)],
+            });
+        }
         ensure!(since.elapsed() < limit, "a client still runs; see {}", client.log.display());
     }
 }
@@ -166,12 +172,10 @@ fn fill_use(
     looks: &[(f64, ProcessSnapshot)],
     [begin, end]: [f64; 2],
 ) {
-    let answers = |one: &HeardClient| {
-        one.heard.last().zip(one.heard.first()).map_or(0, |(last, first)| last.1 - first.1)
-    };
-    let answers = clients.iter().map(answers).sum::<u64>() as f64;
-    let ms =
-        |of: fn(&ProcessUse) -> f64| clients.iter().map(|one| of(&one.used)).sum::<f64>() * 1e3 / answers;
+    let used: Option<Vec<_>> = clients.iter().map(|one| one.used.as_ref()).collect();
+    let used = used.unwrap_or_default();
+    let answers = used.iter().map(|(_, answers)| answers).sum::<u64>() as f64;
+    let ms = |of: fn(&ProcessUse) -> f64| used.iter().map(|(used, _)| of(used)).sum::<f64>() * 1e3 / answers;
     if answers > 0.0 {
         point.values.insert("client_ms".into(), ms(|used| used.own));
         point.values.insert("client_nic_ms".into(), ms(|used| used.nic));
@@ -280,7 +284,7 @@ mod tests {
             let client = |(heard, run): &(Heard, Value)| HeardClient {
                 heard: heard.clone(),
                 run: run.clone(),
-                used: used.clone(),
+                used: Some((used.clone(), heard[heard.len() - 1].1 - heard[0].1)),
             };
             fill(&mut point, &clients.iter().map(client).collect::<Vec<_>>(), &looks, 2.0);
             point
