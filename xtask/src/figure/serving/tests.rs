@@ -97,7 +97,7 @@ impl Stage {
         let smi = self.0.join("nvidia-smi");
         script(&smi, "#!/bin/sh\nwhile :; do echo '1980, 2619, 70'; sleep 0.05; done\n");
         let gpu = match machine {
-            Machine::Gpu => Gpu::by(Command::new(smi), "0000:17:00.0"),
+            Machine::Gpu => Gpu::by(Command::new(smi), Command::new("true"), "0000:17:00.0"),
             Machine::Twin => Gpu::of_run(false),
         };
         execute(&experiment, &figure, gpu)?;
