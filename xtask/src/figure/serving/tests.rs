@@ -29,6 +29,7 @@ const SERVER: &str = r#"#!/bin/sh
 trap 'echo "{\"kind\":\"served\"}"; exit 0' TERM
 trap 'echo "{\"kind\":\"status\"}"' USR1
 echo "$@" >> FOLDER/server-options
+echo $0 >> FOLDER/server-program
 echo $$ > FOLDER/server
 rm -f FOLDER/spins
 echo '{"kind":"listening","address":"127.0.0.1:1"}'
@@ -39,6 +40,7 @@ esac
 "#;
 const CLIENT: &str = r#"#!/bin/sh
 echo "$@" >> FOLDER/client-options
+echo $0 >> FOLDER/client-program
 echo '{"kind":"live","seconds":1.0}'
 sleep 1
 server=$(cat FOLDER/server)
@@ -273,6 +275,10 @@ fn between_hosts_each_end_has_its_own_files_and_the_servers_threads_are_read_the
     assert!(error.is::<crate::refused::Refused>() && error.to_string().starts_with(words), "{error:#}");
     script(&probe, "#!/bin/sh\necho '{\"gpus\":[{\"name\":\"A\",\"arch\":\"sm_80\"}],\"missing\":[]}'\n");
     stage.run_on(nodes(), Machine::Gpu).unwrap();
+    for (end, program) in [("server", "a/bin/inference-server"), ("client", "b/bin/doorbell-client")] {
+        let started = fs::read_to_string(stage.0.join(format!("{end}-program"))).unwrap();
+        assert_eq!(started.trim_end(), stage.0.join(program).display().to_string());
+    }
     let (server, client) = (stage.asked("server"), stage.asked("client"));
     let at = |host: &str, file: &str| format!("{}/{host}/data/{file}", stage.0.display());
     let words = format!("--listen 192.0.2.1:7 --manifests {} --nic mlx5_0", at("a", "models"));

@@ -193,6 +193,11 @@ fn execute(experiment: &Experiment, figure: &ServerFigure) -> Result<()> {
     figure.on_nic(spec, &models, &|bench| execute_on(bench, experiment, (&grid, &left_out)))
 }
 
+/// Whether the software NIC times the requests of a series.
+fn is_flag(series: &str) -> bool {
+    Line::of(series).is_ok_and(|line| line.variant == Some(FLAG))
+}
+
 /// Measures and reports what is kept of the grid.
 fn execute_on(
     bench: &ServerBench<'_>,
@@ -201,7 +206,6 @@ fn execute_on(
 ) -> Result<()> {
     let (mut grid, mut left_out) = (grid.clone(), left_out.to_vec());
     if bench.is_card() {
-        let is_flag = |series: &str| Line::of(series).is_ok_and(|line| line.variant == Some(FLAG));
         let why = "a card does not count the time from a request to its answer";
         left_out.extend(bench::leave_out(&mut grid, &is_flag, why));
     }
