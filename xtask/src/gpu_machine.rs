@@ -58,7 +58,8 @@ impl GpuMachine {
         GpuMachine::read(&said)
     }
 
-    fn read(said: &str) -> Result<GpuMachine> {
+    /// Of what gpu-probe says.
+    pub fn read(said: &str) -> Result<GpuMachine> {
         serde_json::from_str(said).context("reading what gpu-probe says")
     }
 

@@ -30,8 +30,14 @@ const SOURCES: [(&str, &str); 15] = [
 ];
 
 /// Literals with these words are no messages of `doctor`: help and errors of `gpu-probe`'s command line, and what it reads.
-const OTHERS: [&str; 4] =
-    ["gpu-probe [--json]", "give the folder of a toolkit", "is no option of it", "NVRM version"];
+const OTHERS: [&str; 6] = [
+    "gpu-probe [--json]",
+    "give the folder of a toolkit",
+    "give the GPU's place",
+    "\"kind\":\"answer\"",
+    "is no option of it",
+    "NVRM version",
+];
 
 /// Parts of the messages of a source.
 fn messages(text: &str) -> Vec<String> {

@@ -17,7 +17,7 @@ use crate::{carried, progress, shell, stop, workspace};
 pub const NAME: &str = "all";
 /// In the order of measuring: the short ones first.
 const FIGURES: [&str; 7] = ["3", "5", "4", "1", "2", "6", "7"];
-/// Figures whose points are transfers: of `--nic`, `--peer`, `--rate-gbps` and `--where`.
+/// Figures whose points are transfers: of `--peer` and `--rate-gbps`.
 const TRANSFERS: [&str; 2] = ["4", "5"];
 /// The figure whose points have no samples.
 const UNSAMPLED: &str = "3";
@@ -63,8 +63,9 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
     stop::goes_on_with(format!("; all of them {again}"));
     let mut came = Vec::new();
     let begun = Instant::now();
-    let is_left_out =
-        |figure: &str| no_gpu.is_some() && OF_A_GPU.contains(&figure) && options.machine.is_none();
+    // Another host tells of its GPU itself.
+    let is_of_this_gpu = |figure: &str| OF_A_GPU.contains(&figure) && options.place().is_here();
+    let is_left_out = |figure: &str| no_gpu.is_some() && is_of_this_gpu(figure) && options.machine.is_none();
     let asked: Vec<f64> = FIGURES
         .iter()
         .map(|figure| if is_left_out(figure) { 0.0 } else { asked_s(figure, options, no_gpu.is_some()) })
@@ -144,12 +145,16 @@ fn measured(program: &Path, words: &[String]) -> Result<FigureOutcome> {
 
 /// A figure's command line: of the options those that it takes.
 fn words(figure: &str, options: &Options) -> Vec<String> {
-    let is_transfer = TRANSFERS.contains(&figure) || figure == NAME;
+    let is_one_of = |figures: &[&str]| figures.contains(&figure) || figure == NAME;
+    let (is_transfer, is_served) = (is_one_of(&TRANSFERS), is_one_of(&OF_A_GPU));
     let mut taken = options.clone();
     if !is_transfer {
-        taken = Options { place: None, tune: false, nic: None, peer: None, rate_gbps: None, ..taken };
+        taken = Options { peer: None, rate_gbps: None, ..taken };
     }
-    if !OF_A_GPU.contains(&figure) && figure != NAME {
+    if !is_transfer && !is_served {
+        taken = Options { place: None, tune: false, nic: None, ..taken };
+    }
+    if !is_served {
         taken.machine = None;
     }
     if figure == UNSAMPLED {
@@ -195,16 +200,24 @@ mod tests {
             resume: true,
             machine: Some(Machine::Twin),
             nic: Some("mlx5_1".into()),
+            peer: Some("host".into()),
+            peer_generator: "generator".into(),
             counters_hook: Some("hook".into()),
             out: Some("/o".into()),
             ..Options::default()
         };
         for (figure, expected) in [
-            ("4", "figure 4 --smoke --resume --nic mlx5_1 --counters-hook hook --out /o/fig4"),
+            (
+                "4",
+                "figure 4 --smoke --resume --nic mlx5_1 --peer host --peer-generator generator --counters-hook hook --out /o/fig4",
+            ),
             ("1", "figure 1 --smoke --resume --counters-hook hook --out /o/fig1"),
             ("3", "figure 3 --smoke --resume --out /o/fig3"),
-            ("7", "figure 7 --smoke --resume --counters-hook hook --machine twin --out /o/fig7"),
-            ("all", "figure all --smoke --resume --nic mlx5_1 --counters-hook hook --machine twin --out /o"),
+            ("7", "figure 7 --smoke --resume --nic mlx5_1 --counters-hook hook --machine twin --out /o/fig7"),
+            (
+                "all",
+                "figure all --smoke --resume --nic mlx5_1 --peer host --peer-generator generator --counters-hook hook --machine twin --out /o",
+            ),
         ] {
             assert_eq!(of(figure, &options), expected);
         }
@@ -212,8 +225,12 @@ mod tests {
             of("5", &Options { place: Some(Place::Netns), ..Options::default() }),
             "figure 5 --where netns"
         );
-        let place = Some(Place::Inventory("my hosts.yml".into()));
-        assert_eq!(of("4", &Options { place, ..Options::default() }), "figure 4 --where my hosts.yml");
+        let place = || Some(Place::Inventory("my hosts.yml".into()));
+        for figure in ["4", "6"] {
+            let said = of(figure, &Options { place: place(), ..Options::default() });
+            assert_eq!(said, format!("figure {figure} --where my hosts.yml"));
+        }
+        assert_eq!(of("1", &Options { place: place(), ..Options::default() }), "figure 1");
     }
 
     #[test]

@@ -62,7 +62,8 @@ impl App {
             ("--counters-hook", _) => "nothing is sampled there; leave --counters-hook out".to_owned(),
             ("--smoke", _) => "--smoke is of figures 1 to 7; leave it out".to_owned(),
             ("--where", _) => {
-                format!("--where {} is of figures 4 and 5; leave it out", value.as_deref().unwrap_or("HOSTS"))
+                let place = value.as_deref().unwrap_or("HOSTS");
+                format!("--where {place} is of figures 4 to 7 and bench-clients; leave it out")
             }
             ("--machine", _) => "--machine is of figures 6, 7 and bench-clients; leave it out".to_owned(),
             ("--nic" | "--peer" | "--peer-generator" | "--rate-gbps", Some(why)) => {
@@ -136,12 +137,17 @@ mod tests {
             ),
             ("fig3", Options { counters_hook, ..none() }, "nothing is sampled there"),
             ("fig3", Options { rate_gbps, ..none() }, "it needs no NIC"),
-            ("fig7", Options { nic, ..none() }, "both ends run on this host's software NIC; leave --nic "),
+            (
+                "fig7",
+                Options { nic: nic.clone(), peer: Some("host".into()), ..none() },
+                "are no transfers; it takes --quick, ",
+            ),
+            ("bench-wait", Options { nic, ..none() }, "it needs no NIC; leave --nic and --rate-gbps out"),
             ("bench-wait", Options { smoke: true, ..none() }, "--smoke is of figures 1 to 7; leave it out"),
             (
                 "fig2",
                 Options { place: Some(Place::Netns), tune: true, ..none() },
-                "--where netns is of figures 4 and 5",
+                "--where netns is of figures 4 to 7 and bench-clients; leave it out",
             ),
             ("fig2", Options { tune: true, ..none() }, "--tune is of hosts that ansible reaches"),
             ("fig4", Options { tune: true, ..none() }, "--tune is of hosts that ansible reaches"),

@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,8 @@ struct Thread {
 /// What a process had used at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessSnapshot {
+    /// It has ended, and was not waited for.
+    has_ended: bool,
     /// All of its threads, those that have ended included.
     ticks: u64,
     threads: BTreeMap<ThreadId, Thread>,
@@ -73,14 +76,25 @@ impl ProcessUse {
     }
 }
 
-/// Name, CPU ticks and begin in a text of `stat`. The name, in brackets, may hold brackets and spaces.
-fn stat(text: &str) -> Option<(String, u64, u64)> {
+/// A text of `stat`. The name, in brackets, may hold brackets and spaces.
+fn stat(text: &str) -> Option<Stat> {
     let (before, after) = text.rsplit_once(')')?;
     let name = before.split_once('(')?.1.to_owned();
     // The state is the first field behind the name, and field 3 of all.
     let fields: Vec<&str> = after.split_whitespace().collect();
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
-    Some((name, number(14)? + number(15)?, number(22)?))
+    let has_ended = fields.first() == Some(&"Z");
+    Some(Stat { name, ticks: number(14)? + number(15)?, began: number(22)?, has_ended })
+}
+
+/// What `stat` says of a process or a thread.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    name: String,
+    ticks: u64,
+    /// In ticks since the machine's begin.
+    began: u64,
+    has_ended: bool,
 }
 
 /// Voluntary switches in a text of `status`.
@@ -92,7 +106,7 @@ impl ProcessSnapshot {
     /// A process without threads that can be seen, after so many ticks.
     #[cfg(test)]
     pub fn after(ticks: u64) -> ProcessSnapshot {
-        ProcessSnapshot { ticks, threads: BTreeMap::new() }
+        ProcessSnapshot { ticks, ..ProcessSnapshot::default() }
     }
 
     /// Looks at a process; `folder`: `/proc/PID`. A process that has ended and was not waited for has its sum, and no threads.
@@ -100,22 +114,43 @@ impl ProcessSnapshot {
     pub fn at(folder: &Path) -> Result<ProcessSnapshot> {
         let file = folder.join("stat");
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let (_, ticks, _) = stat(&text)
-            .with_context(|| format!("{}: `{}` is no stat of proc(5)", file.display(), text.trim()))?;
-        let mut threads = BTreeMap::new();
-        for entry in fs::read_dir(folder.join("task")).into_iter().flatten().flatten() {
+        let threads = fs::read_dir(folder.join("task")).into_iter().flatten().flatten().filter_map(|entry| {
             // A thread may end while it is looked at: it counts as ended.
             let read = |name: &str| fs::read_to_string(entry.path().join(name)).ok();
-            let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
-            let (Some(number), Some(text), Some(status)) = (number, read("stat"), read("status")) else {
-                continue;
-            };
-            let (Some((name, ticks, began)), Some(switches)) = (stat(&text), switches(&status)) else {
-                continue;
-            };
-            threads.insert((number, began), Thread { name, ticks, switches });
-        }
-        Ok(ProcessSnapshot { ticks, threads })
+            Some((entry.file_name().to_str()?.parse().ok()?, read("stat")?, read("status")?))
+        });
+        ProcessSnapshot::of(&text, threads)
+            .with_context(|| format!("{}: `{}` is no stat of proc(5)", file.display(), text.trim()))
+    }
+
+    /// Of the process's `stat`, and of each thread's number, `stat` and `status`.
+    fn of(process: &str, threads: impl Iterator<Item = (u32, String, String)>) -> Option<ProcessSnapshot> {
+        let Stat { ticks, has_ended, .. } = stat(process)?;
+        let threads = threads.filter_map(|(number, text, status)| {
+            let (Stat { name, ticks, began, .. }, switches) = (stat(&text)?, switches(&status)?);
+            Some(((number, began), Thread { name, ticks, switches }))
+        });
+        Some(ProcessSnapshot { ticks, has_ended, threads: threads.collect() })
+    }
+
+    /// Of lines `FILE:LINE` of these files below `/proc`, with `|` between them, as [`READER`] says them. Error: the process is gone.
+    pub fn of_lines(said: &str) -> Result<ProcessSnapshot> {
+        let lines = || said.split('|').filter_map(|line| line.split_once(':'));
+        let text = |file: &str| lines().find(|(name, _)| *name == file).map(|(_, text)| text);
+        let (process, _) = lines().next().context("the process is gone")?;
+        let threads = lines().filter_map(|(file, stat)| {
+            let folder = file.strip_suffix("/stat")?;
+            let (_, number) = folder.rsplit_once("/task/")?;
+            Some((number.parse().ok()?, stat.to_owned(), text(&format!("{folder}/status"))?.to_owned()))
+        });
+        let stat = text(process).unwrap_or_default();
+        ProcessSnapshot::of(stat, threads)
+            .with_context(|| format!("{process}: `{stat}` is no stat of proc(5)"))
+    }
+
+    /// Whether it had ended.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
     /// Ticks of each thread but the NIC's.
@@ -126,7 +161,7 @@ impl ProcessSnapshot {
 
     /// Takes what a later look saw. Threads that it did not see any more keep what they had used.
     pub fn update(&mut self, later: ProcessSnapshot) {
-        self.ticks = later.ticks;
+        (self.ticks, self.has_ended) = (later.ticks, later.has_ended);
         self.threads.extend(later.threads);
     }
 
@@ -158,14 +193,23 @@ impl ProcessSnapshot {
     }
 }
 
+/// Run by `sh`: answers each line of stdin, a process, with what [`ProcessSnapshot::of_lines`] reads.
+pub const READER: &str = r#"while read -r process; do
+    at=/proc/$process
+    said=$(grep -sH -e '^[0-9]' -e '^voluntary_ctxt' "$at/stat" "$at"/task/*/stat "$at"/task/*/status | tr '|\n\t"\\' '_| __')
+    printf '{"kind":"answer","said":"%s"}\n' "$said"
+done"#;
+
+/// Looks at one process. Error: it is gone.
+pub type Look = Box<dyn FnMut() -> Result<ProcessSnapshot> + Send>;
+
 /// One look of a [`ProcessSampler`]: seconds since it began.
 type Taken = (f64, ProcessSnapshot);
 
 /// Looks at a process again and again, on a thread of its own.
-#[derive(Debug)]
 pub struct ProcessSampler {
     began: Instant,
-    folder: PathBuf,
+    look: Arc<Mutex<Look>>,
     /// The thread ends when this does.
     over: Sender<()>,
     thread: JoinHandle<Vec<Taken>>,
@@ -173,13 +217,13 @@ pub struct ProcessSampler {
 
 impl ProcessSampler {
     /// Begins; looks are so far apart. Error: no thread.
-    pub fn start(process: u32, apart: Duration) -> Result<ProcessSampler> {
-        let folder = PathBuf::from(format!("/proc/{process}"));
-        let (began, (over, is_over), seen) = (Instant::now(), channel(), folder.clone());
+    pub fn start(look: Look, apart: Duration) -> Result<ProcessSampler> {
+        let look = Arc::new(Mutex::new(look));
+        let (began, (over, is_over), seen) = (Instant::now(), channel(), Arc::clone(&look));
         let looks = move || {
             let mut taken = Vec::new();
             loop {
-                let look = ProcessSnapshot::at(&seen).ok();
+                let look = seen.lock().unwrap_or_else(PoisonError::into_inner)().ok();
                 taken.extend(look.map(|look| (began.elapsed().as_secs_f64(), look)));
                 if is_over.recv_timeout(apart) != Err(RecvTimeoutError::Timeout) {
                     return taken;
@@ -187,7 +231,7 @@ impl ProcessSampler {
             }
         };
         let thread = std::thread::Builder::new().name("cpu-watch".into()).spawn(looks)?;
-        Ok(ProcessSampler { began, folder, over, thread })
+        Ok(ProcessSampler { began, look, over, thread })
     }
 
     /// Seconds since it began.
@@ -197,7 +241,8 @@ impl ProcessSampler {
 
     /// A look now, for the border of a phase. Error: the process is gone.
     pub fn border(&self) -> Result<Taken> {
-        Ok((self.seconds(), ProcessSnapshot::at(&self.folder)?))
+        let mut look = self.look.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok((self.seconds(), look()?))
     }
 
     /// Ends: all looks in their order.
@@ -218,7 +263,11 @@ pub fn timeline(taken: &[Taken]) -> Vec<[f64; 3]> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+    use std::process::Command;
+
     use super::*;
+    use crate::process::{JsonProgram, WAIT, wait_for};
 
     /// A line of `stat` with these fields, and others that are no zeros.
     fn line(id: u32, name: &str, [utime, stime, began]: [u64; 3]) -> String {
@@ -229,7 +278,8 @@ mod tests {
 
     #[test]
     fn a_name_may_hold_brackets_and_spaces_and_children_do_not_count() {
-        assert_eq!(stat(&line(7, "a) (b 1", [11, 5, 300])), Some(("a) (b 1".into(), 16, 300)));
+        let read = Stat { name: "a) (b 1".into(), ticks: 16, began: 300, has_ended: false };
+        assert_eq!(stat(&line(7, "a) (b 1", [11, 5, 300])), Some(read));
         for damaged in ["", "7", "7 (a", "7 (a) S 1 2 3", &line(7, "a", [1, 2, 3]).replace(" 1 2 ", " x 2 ")]
         {
             assert_eq!(stat(damaged), None, "{damaged}");
@@ -325,6 +375,35 @@ mod tests {
     }
 
     #[test]
+    fn a_shell_on_a_host_says_of_a_process_what_is_read_here() {
+        let log = std::env::temp_dir().join(format!("xtask-cpu-reader-{}", std::process::id()));
+        // It waits for its stdin: what it used does not change.
+        let mut idle =
+            JsonProgram::start(Command::new("sh").args(["-c", "echo '{\"kind\":\"a\"}'; read x"]), &log)
+                .unwrap();
+        idle.json("a", WAIT).unwrap();
+        let mut reader = JsonProgram::start(Command::new("sh").args(["-c", READER]), &log).unwrap();
+        let id = idle.child.0.id();
+        let mut look = |id: u32| {
+            let said = reader.ask(&id.into(), WAIT).unwrap();
+            ProcessSnapshot::of_lines(said["said"].as_str().unwrap())
+        };
+        let here = || ProcessSnapshot::at(Path::new(&format!("/proc/{id}"))).unwrap();
+        let is_same = wait_for(WAIT, || Ok((look(id)? == here()).then_some(())));
+        assert!(is_same.unwrap().is_some(), "{:?} {:?}", look(id), here());
+        assert_eq!((here().threads.len(), look(id).unwrap().has_ended()), (1, false));
+        assert_eq!(look(4_194_305).unwrap_err().to_string(), "the process is gone");
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(id.try_into().unwrap()),
+            nix::sys::signal::Signal::SIGKILL,
+        )
+        .unwrap();
+        let has_ended = wait_for(WAIT, || Ok(look(id)?.has_ended().then_some(())));
+        assert!(has_ended.unwrap().is_some(), "{:?}", look(id));
+        fs::remove_file(log).unwrap();
+    }
+
+    #[test]
     fn a_process_that_is_gone_or_damaged_is_an_error_that_names_the_file() {
         let error = ProcessSnapshot::at(Path::new("/proc/4194305")).unwrap_err();
         assert!(format!("{error:#}").contains("/proc/4194305/stat"), "{error:#}");
@@ -337,7 +416,9 @@ mod tests {
 
     #[test]
     fn this_process_is_seen_to_work_and_a_watch_keeps_its_looks() {
-        let watch = ProcessSampler::start(std::process::id(), Duration::from_millis(1)).unwrap();
+        let own = PathBuf::from(format!("/proc/{}", std::process::id()));
+        let look = Box::new(move || ProcessSnapshot::at(&own));
+        let watch = ProcessSampler::start(look, Duration::from_millis(1)).unwrap();
         let first = watch.border().unwrap();
         // Other tests of this process work too.
         let worked = || watch.border().unwrap().1.since(&first.1, 1.0).own >= 0.05;

@@ -3,7 +3,6 @@
 //!
 //! The harness is crates/experiment; here are the choice of what measures, and transfers but for their points (`transfer.rs`).
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,8 +11,8 @@ use experiment::modelled;
 use experiment::point::needs_gpu;
 use experiment::run::{self, Extra};
 use experiment::spec::Formula;
-use experiment::{Experiment, Spec, resume};
-use measure::{Label, Provenance};
+use experiment::{Experiment, resume};
+use measure::Provenance;
 
 use crate::bench_models;
 use crate::bench_nic;
@@ -22,11 +21,11 @@ use crate::gpu_machine::GpuMachine;
 use crate::measured;
 use crate::process::{JsonProgram, WAIT};
 use crate::progress;
-use crate::refused::refused;
 use crate::workspace::{self, experiments};
 
 mod all;
 mod app;
+mod chosen_nic;
 mod cpu;
 mod judged;
 pub mod models;
@@ -48,16 +47,15 @@ pub use judged::judged;
 pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
 pub use options::Options;
-use place::{HostSetup, Place};
+use place::HostSetup;
 use serving::{clients, time};
 use transfer::{Bench, InFlight, Transfer};
 
 /// Options of `figure` that experiments take whose points are measured one by one.
 const POINTS: &str = "--quick --full --resume --record --dry-run --out --no-install";
-const OF_A_SERVER: &str = "--counters-hook --machine";
+const OF_A_SERVER: &str = "--counters-hook --machine --where --tune --nic";
 const OF_A_BENCH: &str = "--quick --record --out --no-install";
 const NO_NIC: Option<&str> = Some("it needs no NIC");
-const OWN_NIC: Option<&str> = Some("both ends run on this host's software NIC");
 /// Everything that measures.
 const APPS: [App; 10] = [
     App {
@@ -69,9 +67,9 @@ const APPS: [App; 10] = [
     App { name: models::APP, takes: &[POINTS, "--smoke --counters-hook"], own_nic: NO_NIC, run: models::run },
     App { name: path::APP, takes: &[POINTS, "--smoke"], own_nic: NO_NIC, run: path::run },
     App { name: waits::APP, takes: &[POINTS, "--counters-hook"], own_nic: NO_NIC, run: waits::run },
-    App { name: serving::APP, takes: &[POINTS, OF_A_SERVER, "--smoke"], own_nic: OWN_NIC, run: serving::run },
-    App { name: time::APP, takes: &[POINTS, OF_A_SERVER, "--smoke"], own_nic: OWN_NIC, run: time::run },
-    App { name: clients::APP, takes: &[POINTS, OF_A_SERVER], own_nic: OWN_NIC, run: clients::run },
+    App { name: serving::APP, takes: &[POINTS, OF_A_SERVER, "--smoke"], own_nic: None, run: serving::run },
+    App { name: time::APP, takes: &[POINTS, OF_A_SERVER, "--smoke"], own_nic: None, run: time::run },
+    App { name: clients::APP, takes: &[POINTS, OF_A_SERVER], own_nic: None, run: clients::run },
     App {
         name: bench_nic::APP,
         takes: &["--quick --resume --record --out --no-install"],
@@ -121,12 +119,12 @@ fn run_one(name: &str, options: &Options) -> Result<()> {
 
 /// Measures, draws and judges transfers.
 fn transfers(mut experiment: Experiment, options: &Options) -> Result<()> {
-    let on_nodes = options.on_nodes();
     if let Some(rate) = options.rate_gbps {
         experiment.spec.nic.insert("rate_gbps".into(), rate.into());
     }
-    if let Some(place) = &on_nodes {
-        prepare(&mut experiment.spec, options, place)?;
+    chosen_nic::prepare(&mut experiment.spec, options)?;
+    if options.on_nodes().is_some() {
+        experiment.spec.keep(|series| !needs_gpu(series));
     }
     // What the user can mend is said before minutes of building.
     let how = check(&experiment, options)?;
@@ -144,78 +142,40 @@ fn transfers(mut experiment: Experiment, options: &Options) -> Result<()> {
     if let Some(device) = &options.nic {
         Nic::card(device)?;
     }
-    let place = options.place.clone().unwrap_or(Place::Local);
+    let place = options.place();
     place.allowed(&how.out)?;
     let _locked = resume::lock(&how.out)?;
     place.set_up(options.no_install)?;
     Programs::build()?;
-    if on_nodes.is_some() {
-        let (nic, is_shaped) = (&experiment.spec.nic, options.rate_gbps.is_some());
-        let setup = HostSetup { nic, is_shaped, tune: options.tune, out: &how.out };
-        return place.execute(&setup, &|nodes| {
-            let nic = Nic::Nodes(Box::new(nodes));
-            execute_on(&nic, None, &experiment, options, &how.out, &Programs::release())
-        });
-    }
     execute(&experiment, options, &how.out, &Programs::release())
-}
-
-/// What a run on hosts changes in the spec. Error: an option that means a card of this host, or the committed results.
-fn prepare(spec: &mut Spec, options: &Options, place: &str) -> Result<()> {
-    let given = [
-        (options.nic.is_some(), "--nic", "the hosts have NICs of their own"),
-        (options.record, "--record", "such a run is not recorded, `report --add` shows it"),
-    ];
-    if let Some((_, option, why)) = given.iter().find(|(given, ..)| *given) {
-        return Err(refused(format!("{place}: {why}; leave {option} out")));
-    }
-    spec.nic.insert("path".into(), "wire".into());
-    spec.nic.insert("link_layer".into(), "roce".into());
-    spec.keep(|series| !needs_gpu(series));
-    Ok(())
 }
 
 /// Refuses an `--out` that cannot be gone on with, as far as that is known before anything is built.
 fn check(experiment: &Experiment, options: &Options) -> Result<resume::Options> {
     let (spec, how) = (&experiment.spec, options.how(experiment));
     let transfer = Transfer::of(spec)?;
-    let known = |old: &Provenance| known_of_transfer(old, experiment, options);
+    let known = |old: &Provenance| chosen_nic::known(old, spec, options);
     resume::check(spec, &how, &known, &|key| transfer.asked(spec, key))?;
     Ok(how)
 }
 
-/// Provenance of this run as far as it is known before the programs are built; the rest as in `old`.
-fn known_of_transfer(old: &Provenance, experiment: &Experiment, options: &Options) -> Provenance {
-    let ours = Provenance::of(workspace::revision(), &[]);
-    if matches!(options.place, Some(Place::Inventory(_))) {
-        // Its hosts tell the rest, later.
-        return Provenance { revision: ours.revision, ..old.clone() };
-    }
-    let mut known = Provenance { revision: ours.revision, machine: ours.machine, ..old.clone() };
-    for name in ["kernel", "rustc"] {
-        known.versions.extend(ours.versions.get(name).map(|version| (name.to_owned(), version.clone())));
-    }
-    match &options.nic {
-        None => (known.nic, known.nic_options) = (Label::Emulated, nic::options(&experiment.spec.nic)),
-        Some(device) => (known.nic, known.device) = (Label::Hardware, device.clone()),
-    }
-    known
-}
-
 /// Measures, draws and judges; `programs` are stand-ins in tests.
 fn execute(experiment: &Experiment, options: &Options, out: &Path, programs: &Programs) -> Result<()> {
-    fs::create_dir_all(out.join("logs")).with_context(|| format!("--out {}", out.display()))?;
-    let nic = match &options.nic {
-        None => Nic::software(&experiment.spec, out)?,
-        Some(device) => Nic::card(device)?,
-    };
     let peer = options.peer.as_deref().map(|host| Peer {
         host,
         generator: &options.peer_generator,
         ssh: Path::new("ssh"),
         port: PORT,
     });
-    execute_on(&nic, peer, experiment, options, out, programs)
+    let setup = HostSetup {
+        spec: &experiment.spec,
+        out,
+        ends: ["sender", "receiver"],
+        variables: &[],
+        is_shaped: options.rate_gbps.is_some(),
+        tune: options.tune,
+    };
+    chosen_nic::on_nic(options, &setup, &|nic| execute_on(&nic, peer, experiment, options, out, programs))
 }
 
 fn execute_on(
@@ -247,13 +207,13 @@ fn execute_on(
     let receiver = Receiver::find(nic, peer, &logs)?;
     let link_gbps = probe.link_gbps(nic);
     let (receiver, logs) = (&receiver, logs.as_path());
-    let on_nodes = match nic {
-        Nic::Nodes(nodes) => Some(samples::OnNodes::start(nodes, logs)?),
-        _ => None,
-    };
     let mut bench =
-        Bench { spec, transfer, programs, nic, receiver, logs, provenance: &provenance, link_gbps, on_nodes };
-    let earlier = samples::measure(experiment, &how, &provenance, &grid, &mut bench)?;
+        Bench { spec, transfer, programs, nic, receiver, logs, provenance: &provenance, link_gbps };
+    let measure = |bench: &mut dyn run::Bench| samples::measure(experiment, &how, &provenance, &grid, bench);
+    let earlier = match nic {
+        Nic::Nodes(nodes) => measure(&mut samples::BetweenNodes::start(&mut bench, nodes, true, logs)?)?,
+        _ => measure(&mut bench)?,
+    };
     let mut extra =
         if bench.transfer.bench_post { bench_post(nic, programs, logs)? } else { Extra::default() };
     if spec.plots.iter().any(|plot| plot.formulas.contains(&Formula::Modelled)) {
@@ -289,11 +249,7 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> Result<Str
     let whole = grid.keys().len();
     let on_a_gpu = grid.without_gpu();
     let keys = grid.keys();
-    let software = match options.place {
-        Some(Place::Netns) => "the software NIC on two nodes, RoCEv2 between them",
-        Some(Place::Inventory(_)) => "those of the inventory's hosts, the software NIC where it names none",
-        _ => "the software NIC, two processes",
-    };
+    let software = options.place().nic_in_words();
     let lists = |series: &str| -> Vec<u64> { grid.others(series).iter().map(|at| at["list"]).collect() };
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),

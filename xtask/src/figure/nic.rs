@@ -132,24 +132,13 @@ impl Nic {
         }
     }
 
-    /// Whether the sender's is silicon.
-    fn is_card(&self) -> bool {
+    /// Whether the sender's, or the server's, is silicon.
+    pub fn is_card(&self) -> bool {
         match self {
             Nic::Software { .. } => false,
             Nic::Nodes(nodes) => nodes.card().is_some(),
             Nic::Card { .. } => true,
         }
-    }
-
-    /// Whether the sender runs on this machine.
-    pub fn is_here(&self) -> bool {
-        !matches!(self, Nic::Nodes(nodes) if !nodes.are_here())
-    }
-
-    /// Counts what other programs take from now on, where that of this host's own processes is not enough.
-    pub fn others(&self) -> Option<impl Fn() -> Option<f64>> {
-        let Nic::Nodes(nodes) = self else { return None };
-        nodes.others()
     }
 
     /// A program on the NIC of this host; its options follow.

@@ -1,7 +1,7 @@
-//! The two hosts of a transfer that ansible reaches by ssh: how its programs are started there, and what is known of them.
+//! The two hosts of a figure that ansible reaches by ssh: how its programs are started there, and what is known of them.
 //!
-//! Each point's sender runs on the first host by ssh, the receiver on the second. Posters of a GPU are left out, and the sender's busy
-//! threads are not counted.
+//! A transfer's sender runs on the first host by ssh, its receiver on the second: posters of a GPU are left out, and the sender's busy
+//! threads are not counted. Of a figure of a server, the server runs on the first host, and its clients on the second.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,6 +19,8 @@ use crate::testbed::{self, Testbed};
 #[derive(Clone, Debug)]
 pub struct Nodes {
     hosts: [Host; 2],
+    /// What runs on each, as counters and logs call it.
+    ends: [&'static str; 2],
     /// How the folders begin that hosts have for counters during the run.
     counters: String,
     /// The testbed that the nodes are of, if any.
@@ -31,15 +33,20 @@ impl Nodes {
     /// The fabric of the software NICs, so that counters of programs outside of such runs are not read.
     pub const FABRIC: &str = "doorbell-figure";
 
-    pub fn new(hosts: [Host; 2], testbed: Option<Testbed>) -> Nodes {
+    pub fn new(hosts: [Host; 2], ends: [&'static str; 2], testbed: Option<Testbed>) -> Nodes {
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let counters = format!("/tmp/doorbell-{}-{}", std::process::id(), since.as_nanos());
-        Nodes { hosts, counters, testbed, settings: None }
+        Nodes { hosts, ends, counters, testbed, settings: None }
     }
 
-    /// The sender's host, then the receiver's.
+    /// The sender's or the server's host, then the other one.
     pub fn hosts(&self) -> &[Host; 2] {
         &self.hosts
+    }
+
+    /// What runs on each.
+    pub fn ends(&self) -> [&'static str; 2] {
+        self.ends
     }
 
     /// The same hosts, after this was tuned on each.
@@ -52,9 +59,9 @@ impl Nodes {
         self.settings.clone()
     }
 
-    /// The folder for counters on the host of the `sender` or `receiver`, which is there while they are read.
-    pub fn counters(&self, end: &str) -> String {
-        format!("{}-{end}", self.counters)
+    /// The folder for counters on the host of this end, which is there while they are read.
+    pub fn counters(&self, end: usize) -> String {
+        format!("{}-{}", self.counters, self.ends[end])
     }
 
     /// The RDMA device of each; `None`: both have the software NIC.
@@ -63,7 +70,12 @@ impl Nodes {
         (devices != [""; 2]).then_some(devices)
     }
 
-    /// The sender's card.
+    /// The RDMA device of an end.
+    pub fn device(&self, end: usize) -> &str {
+        self.devices().map_or("mlx5_0", |devices| devices[end])
+    }
+
+    /// The first host's card.
     pub fn card(&self) -> Option<&str> {
         self.devices().map(|[device, _]| device)
     }
@@ -76,28 +88,40 @@ impl Nodes {
 
     /// The generator on the NIC of each host, and the host's name and device; options follow.
     pub fn generators(&self) -> Result<[(Command, String, String); 2]> {
-        let of = |host: &Host| -> Result<_> {
-            let device = if host.device.is_empty() { "mlx5_0" } else { &host.device };
-            Ok((host.command(&generator(host, &[], &[]))?, host.name.clone(), device.to_owned()))
+        let of = |end: usize| -> Result<_> {
+            let (host, device) = (&self.hosts[end], self.device(end));
+            let words = hosts::until_stdin_ends(&on_nic(host, "generator", &[]));
+            Ok((host.command(&words)?, host.name.clone(), device.to_owned()))
         };
-        let [sender, receiver] = &self.hosts;
-        Ok([of(sender)?, of(receiver)?])
+        Ok([of(0)?, of(1)?])
     }
 
     /// The generator on the sender's NIC, which leaves its counters as it ends; options follow.
     pub fn sender(&self) -> Result<Command> {
         let [sender, _] = &self.hosts;
-        let ended = format!("{}/ended", self.counters("sender"));
-        sender.command(&generator(sender, &["--stats", &ended], &[]))
+        sender.command(&hosts::until_stdin_ends(&on_nic(sender, "generator", &["--stats", &self.ended(0)])))
+    }
+
+    /// Where the software NICs of an end leave their counters.
+    fn ended(&self, end: usize) -> String {
+        format!("{}/ended", self.counters(end))
+    }
+
+    /// A program on an end's NIC, which says its process before it begins, and leaves its counters as it ends.
+    pub fn program(&self, end: usize, name: &str, options: &[String]) -> Result<Command> {
+        let host = &self.hosts[end];
+        let words = on_nic(host, name, &["--stats", &self.ended(end)]);
+        let words = [["sh", "-c", SAYS_PROCESS, "sh"].map(str::to_owned).to_vec(), words, options.to_vec()];
+        host.command(&hosts::until_stdin_ends(&words.concat()))
     }
 
     /// Starts the receiver on the second host, which serves every point; also where the sender finds it.
     pub fn receiver(&self, logs: &Path) -> Result<(String, JsonProgram)> {
         let [_, receiver] = &self.hosts;
         let address = format!("{}:{}", receiver.address, receiver.port);
-        let device = self.devices().map_or("mlx5_0", |[_, device]| device);
-        let listen = ["--listen", &address, "--nic", device, "--sessions", "0", "--json", "-"];
-        let mut command = receiver.command(&generator(receiver, &[], &listen))?;
+        let listen = ["--listen", &address, "--nic", self.device(1), "--sessions", "0", "--json", "-"];
+        let words = [on_nic(receiver, "generator", &[]), listen.map(str::to_owned).to_vec()].concat();
+        let mut command = receiver.command(&hosts::until_stdin_ends(&words))?;
         let mut session = JsonProgram::start(&mut command, &logs.join("receiver.log"))?;
         let listening = session.json("listening", WAIT);
         listening.with_context(|| format!("starting the receiver on {}", receiver.name))?;
@@ -146,14 +170,16 @@ impl Nodes {
     }
 }
 
-/// The generator on a host's NIC with these options, and those of the software NIC; it ends with its stdin, and so with this command.
-fn generator(host: &Host, of_nic: &[&str], options: &[&str]) -> Vec<String> {
-    let Host { prefix, address, .. } = host;
-    let [softnic, config, generator] =
-        ["bin/softnic", "nic.toml", "bin/generator"].map(|file| format!("{prefix}/{file}"));
-    let fixed = [&softnic, "run", "--config", &config, "--ipv4", address, "--fabric", Nodes::FABRIC];
+/// Run by `sh` with a program's words: says the process, which becomes that program.
+const SAYS_PROCESS: &str = r#"echo "{\"kind\":\"process\",\"process\":$$}"; exec "$@""#;
+
+/// A program on a host's NIC, and the software NIC's options.
+fn on_nic(host: &Host, program: &str, of_nic: &[&str]) -> Vec<String> {
+    let (softnic, config) = (host.file("bin/softnic"), host.file("nic.toml"));
+    let fixed = [&*softnic, "run", "--config", &config, "--ipv4", &host.address, "--fabric", Nodes::FABRIC];
     let nic = if host.device.is_empty() { [&fixed, of_nic, &["--"]].concat() } else { Vec::new() };
-    hosts::until_stdin_ends(&[&nic, &[generator.as_str()][..], options].concat())
+    let program = host.file(&format!("bin/{program}"));
+    nic.into_iter().chain([&*program]).map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -174,7 +200,7 @@ mod tests {
             ];
             serde_json::from_str(&hosts::tests::line(&changes)).unwrap()
         };
-        let found = Nodes::new([host("a"), host("b")], None).check_cards().err();
+        let found = Nodes::new([host("a"), host("b")], ["sender", "receiver"], None).check_cards().err();
         std::fs::remove_file(program).unwrap();
         found
     }

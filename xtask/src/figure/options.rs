@@ -17,8 +17,8 @@ pub struct Options {
     /// Figures 1 to 7: two points a series at most, once each, to see that everything works; figures 6 and 7 of one model.
     #[arg(long, conflicts_with_all = ["quick", "full", "record"])]
     pub smoke: bool,
-    /// Figures 4 and 5: where both ends run: local, netns (two nodes that are made for the run), or an ansible inventory of two hosts
-    /// [default: local].
+    /// Figures 4 to 7 and bench-clients: where both ends run: local, netns (two nodes that are made for the run), or an ansible inventory
+    /// of two hosts, of which the first one sends or serves [default: local].
     #[arg(long = "where", value_name = "WHERE", value_parser = Place::parse)]
     pub place: Option<Place>,
     /// With --where: set governor, idle states, MTU and GPU of the hosts for the run, and restore them after it (docs/testbed.md).
@@ -42,10 +42,10 @@ pub struct Options {
     /// Shape the software NIC's link to this many Gbit/s of wire bytes, 100 as in the paper; give such a run an --out of its own.
     #[arg(long, value_name = "X", conflicts_with = "nic", value_parser = rate_gbps)]
     pub rate_gbps: Option<f64>,
-    /// Use a card of this host instead of the software NIC, for example mlx5_0.
+    /// Use a card of this host instead of the software NIC, for example mlx5_0; a server and its clients both use it.
     #[arg(long, value_name = "DEVICE")]
     pub nic: Option<String>,
-    /// Host of the receiver, which is started there over ssh; with --nic.
+    /// Figures 4 and 5: host of the receiver, which is started there over ssh; with --nic.
     #[arg(long, value_name = "HOST", requires = "nic")]
     pub peer: Option<String>,
     /// The generator on that host: a path there, or a name in its PATH.
@@ -65,17 +65,22 @@ pub struct Options {
 impl Options {
     /// What of it needs the source tree, and so cannot be had in a bundle.
     pub fn needs_tree(&self) -> Option<&'static str> {
-        let by_ansible = match &self.place {
-            Some(Place::Netns) => Some("--where netns"),
-            Some(Place::Inventory(_)) => Some("--where INVENTORY"),
-            _ => None,
+        let by_ansible = match self.place() {
+            Place::Local => None,
+            Place::Netns => Some("--where netns"),
+            Place::Inventory(_) => Some("--where INVENTORY"),
         };
         self.record.then_some("--record").or(by_ansible)
     }
 
+    /// Where both ends run.
+    pub fn place(&self) -> Place {
+        self.place.clone().unwrap_or_default()
+    }
+
     /// `--where`, where both ends run on hosts that ansible reaches.
     pub fn on_nodes(&self) -> Option<String> {
-        self.place.as_ref()?.on_nodes()
+        self.place().on_nodes()
     }
 
     /// The options that are given, with their values: switches first.

@@ -1,4 +1,4 @@
-//! `--where`: a transfer on this host, or between two hosts that are set up for the run.
+//! `--where`: a figure on this host, or between two hosts that are set up for the run.
 //!
 //! `ansible/site.yml` sets the hosts up. With `netns` they are the nodes of a testbed, which is brought up for the run and removed after
 //! it. What measures between them is the caller's.
@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use experiment::Spec;
 
 use super::nic::Nic;
 use super::nodes::Nodes;
@@ -22,22 +23,26 @@ const SSH_PORT: u16 = 2222;
 /// Measures between two hosts that are set up.
 type Measure<'a> = &'a dyn Fn(Nodes) -> Result<()>;
 
-/// What hosts are set up with.
+/// What a figure's NIC is made of, and what hosts are set up with.
 pub struct HostSetup<'a> {
-    /// Options of the software NIC.
-    pub nic: &'a toml::Table,
+    pub spec: &'a Spec,
+    /// Folder of the results.
+    pub out: &'a Path,
+    /// What runs on the first host and on the second.
+    pub ends: [&'static str; 2],
+    /// Variables of the playbook, each `NAME=VALUE` or JSON.
+    pub variables: &'a [String],
     /// The rate of the software NIC's link is limited.
     pub is_shaped: bool,
     /// What ansible's host role tunes is set for the run.
     pub tune: bool,
-    /// Folder of the results.
-    pub out: &'a Path,
 }
 
-/// Where both ends of a transfer run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Where both ends of a figure run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Place {
-    /// On this host, or with --nic here and on --peer.
+    /// On this host, or of a transfer with --nic here and on --peer.
+    #[default]
     Local,
     /// On two nodes that are made for the run: network namespaces of this machine.
     Netns,
@@ -62,6 +67,15 @@ impl Place {
             Place::Local => None,
             Place::Netns => Some("--where netns".into()),
             Place::Inventory(file) => Some(format!("--where {}", file.display())),
+        }
+    }
+
+    /// The NICs of a place where none is named.
+    pub fn nic_in_words(&self) -> &'static str {
+        match self {
+            Place::Local => "the software NIC, a process for each end",
+            Place::Netns => "the software NIC on two nodes, RoCEv2 between them",
+            Place::Inventory(_) => "those of the inventory's hosts, the software NIC where it names none",
         }
     }
 
@@ -110,6 +124,11 @@ impl Place {
             (measured, removed) => measured.and(removed),
         }
     }
+
+    /// Whether both ends run on this machine, so that its GPU and its samples are theirs.
+    pub fn is_here(&self) -> bool {
+        !matches!(self, Place::Inventory(_))
+    }
 }
 
 /// The testbed of a run, if one can be made.
@@ -125,9 +144,9 @@ fn between(
     setup: &HostSetup<'_>,
     measure: Measure<'_>,
 ) -> Result<()> {
-    let HostSetup { nic, is_shaped, tune, out } = *setup;
+    let HostSetup { spec, out, ends, variables, is_shaped, tune } = *setup;
     let logs = out.join("logs");
-    let nodes = Nodes::new(hosts::of(inventory, &logs)?, testbed);
+    let nodes = Nodes::new(hosts::of(inventory, &logs)?, ends, testbed);
     if let Some(card) = nodes.card().filter(|_| is_shaped) {
         let file = inventory.file.display();
         return Err(refused(format!(
@@ -135,9 +154,10 @@ fn between(
         )));
     }
     // Written into `out` as a run on this host writes it, and copied from there.
-    let _ = Nic::configured(nic, out)?;
+    let _ = Nic::configured(&spec.nic, out)?;
     let of = |path: &Path| std::path::absolute(path).map(|path| path.display().to_string());
-    let mut variables = vec![format!("doorbell_nic_config={}", of(&out.join("nic.toml"))?)];
+    let mut variables = variables.to_vec();
+    variables.push(format!("doorbell_nic_config={}", of(&out.join("nic.toml"))?));
     // An inventory may have a build for each host, or hosts where they were installed by hand.
     if nodes.hosts().iter().all(|host| host.programs.is_empty()) {
         variables.push(format!("doorbell_programs={}", of(&workspace::programs())?));
@@ -212,7 +232,10 @@ esac
         if let Some(folder) = std::env::var_os(STAGE).map(PathBuf::from) {
             stop::watch().unwrap();
             let inventory = Inventory::of_file(&folder.join("mine.yml")).unwrap();
-            let setup = HostSetup { nic: &toml::Table::new(), is_shaped: false, tune: true, out: &folder };
+            let spec = Spec::read(&workspace::experiments().join("fig4")).unwrap();
+            let ends = ["sender", "receiver"];
+            let setup =
+                HostSetup { spec: &spec, out: &folder, ends, variables: &[], is_shaped: false, tune: true };
             let ended = between(&inventory, None, &setup, &|_| panic!("nothing could be tuned"));
             panic!("it was not stopped: {ended:?}");
         }

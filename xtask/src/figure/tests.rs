@@ -1,6 +1,7 @@
 //! The whole of `figure` with stand-ins for its programs: shell scripts that say what the generator says.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Instant;
@@ -9,7 +10,7 @@ use experiment::point::{self, Point};
 use experiment::resume::Earlier;
 use experiment::spec::Extent;
 use experiment::verdict::Verdict;
-use measure::json_lines;
+use measure::{Label, json_lines};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

@@ -14,7 +14,6 @@ use serde::Deserialize;
 
 use super::cpu::ProcessSnapshot;
 use super::nic::{Nic, Programs, Receiver};
-use super::samples::OnNodes;
 use crate::descendants::descendants;
 use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
@@ -180,8 +179,6 @@ pub struct Bench<'a> {
     pub provenance: &'a Provenance,
     /// Rate of the port, where it means something.
     pub link_gbps: Option<f64>,
-    /// What reads samples on hosts that ansible reaches, if it runs there.
-    pub on_nodes: Option<OnNodes<'a>>,
 }
 
 /// The sender's last line, as far as a point needs to know it; all of it is kept as the point's `detail`.
@@ -242,26 +239,8 @@ impl run::Bench for Bench<'_> {
         self.transfer.asked(self.spec, key)
     }
 
-    fn is_here(&self) -> bool {
-        self.nic.is_here()
-    }
-
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
-        let begin = self.on_nodes.as_mut().map(OnNodes::begin);
-        let measured = self.point(key, seconds);
-        let Nic::Nodes(nodes) = self.nic else { return measured };
-        let mut point = measured.with_context(|| {
-            format!("{} (see sender.log and receiver.log in {})", nodes.in_words(), self.logs.display())
-        })?;
-        point.samples = self.on_nodes.as_mut().zip(begin).map(|(on_nodes, begin)| on_nodes.end(&begin));
-        Ok(point)
-    }
-}
-
-impl Bench<'_> {
-    fn point(&self, key: &Key, seconds: f64) -> Result<Point> {
         let series = &key.series;
-        let others = self.nic.others();
         let mut receiver = None;
         let address = match self.receiver {
             Receiver::Standing { address, .. } => address.clone(),
@@ -279,7 +258,6 @@ impl Bench<'_> {
         command.args(self.transfer.sender_options(self.spec, series, key.x, list(key), seconds));
         let mut sender = JsonProgram::start(&mut command, &self.logs.join("sender.log"))?;
         let (answer, posting_threads) = watch(&mut sender, RESULT + Duration::from_secs_f64(seconds))?;
-        let others = others.and_then(|others| others());
         let run: Run = serde_json::from_value(answer.clone()).context("reading the sender's result")?;
         match sender.child.wait(WAIT)? {
             _ if run.interrupted => bail!("stopped by a signal"),
@@ -318,7 +296,6 @@ impl Bench<'_> {
             settings: [("window".to_owned(), run.window), ("batch".to_owned(), run.batch)].into(),
             values: numbers.collect(),
             missing: run.missing(),
-            others,
             detail: answer,
             ..Point::new(&self.spec.name, key.clone(), label, provenance)
         })

@@ -38,7 +38,7 @@ pub struct Host {
     become_user: String,
     /// At which packets of the other host reach this one.
     pub address: String,
-    /// Where the receiver listens.
+    /// Where the receiver or the server listens.
     pub port: String,
     /// Where its sysfs is.
     pub sys: String,
@@ -66,6 +66,11 @@ impl Host {
         }
         command.args(words.iter().map(|word| quoted(word.as_ref())));
         Ok(command)
+    }
+
+    /// Where a file of our folder is.
+    pub fn file(&self, name: &str) -> String {
+        format!("{}/{name}", self.prefix)
     }
 
     fn options(&self) -> Result<Vec<String>> {
@@ -102,11 +107,12 @@ impl Host {
 }
 
 /// These words of a program as those of one that ends with its stdin. Words may follow.
-pub fn until_stdin_ends(words: &[&str]) -> Vec<String> {
-    [&["sh", "-c", UNTIL_STDIN_ENDS, "sh"], words].concat().into_iter().map(str::to_owned).collect()
+pub fn until_stdin_ends<W: AsRef<str>>(words: &[W]) -> Vec<String> {
+    let first = ["sh", "-c", UNTIL_STDIN_ENDS, "sh"].into_iter();
+    first.chain(words.iter().map(AsRef::as_ref)).map(str::to_owned).collect()
 }
 
-/// The first host sends, the second receives. Error: what the inventory lacks.
+/// The first host sends or serves, the second receives or asks. Error: what the inventory lacks.
 pub fn of(inventory: &Inventory, folder: &Path) -> Result<[Host; 2]> {
     let file = std::path::absolute(folder.join("hosts.json")).context("the folder of logs")?;
     let variable = format!("hosts_file={}", file.display());

@@ -1,4 +1,4 @@
-//! The playbooks of `ansible/` on a testbed's nodes, and figure 4 measured between these.
+//! The playbooks of `ansible/` on a testbed's nodes, and figures 4 and 7 measured between these.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,11 +51,22 @@ pub fn released() -> bool {
 
 /// Figure 4 on hosts that ansible reaches, with these variables in its environment.
 pub fn figure_4(place: &str, out: &Path, words: &[&str], variables: &[(&str, String)]) -> ProgramOutput {
+    figure(LIMIT, ["4", place], out, words, variables)
+}
+
+/// A figure, by its number, at a place that ansible reaches, within this time.
+fn figure(
+    limit: Duration,
+    [number, place]: [&str; 2],
+    out: &Path,
+    words: &[&str],
+    variables: &[(&str, String)],
+) -> ProgramOutput {
     let run = |more: &[&str]| {
         let mut figure = Command::new(env!("CARGO_BIN_EXE_xtask"));
         figure.envs(variables.iter().cloned());
-        figure.args(["figure", "4", "--smoke", "--where", place, "--no-install", "--out"]).arg(out);
-        ProgramOutput::of(figure.args(words).args(more))
+        figure.args(["figure", number, "--smoke", "--where", place, "--no-install", "--out"]).arg(out);
+        ProgramOutput::within(limit, figure.args(words).args(more))
     };
     let mut said = run(&[]);
     // Where so much else runs that a NIC's thread gets no core for half a second, its peer gives up, as a card does. The
@@ -408,7 +419,7 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     assert!(!out.join("testbed").exists());
     // Another figure, and a run that would be recorded, are refused before anything is made.
     for (words, said) in [
-        ("figure 1 --where netns", "figures 4 and 5"),
+        ("figure 1 --where netns", "figures 4 to 7"),
         ("figure 4 --where netns --record", "--record"),
         ("figure 4 --where local --tune", "--tune is of hosts that ansible reaches (--where)"),
     ] {
@@ -417,6 +428,41 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
         );
         assert_eq!(refused.code, Some(2), "{refused:?}");
         refused.has(&["--where", said]);
+    }
+    fs::remove_dir_all(out).unwrap();
+}
+
+/// Longest that figure 7 may take, whose programs are built first.
+const WITH_BUILD: Duration = Duration::from_secs(30 * 60);
+
+/// Of the long run alone: the profiler, which makes the reference, is built in the release profile first.
+#[test]
+fn figure_7_is_served_between_two_nodes_that_are_gone_afterwards() {
+    let is_full = std::env::var("SOFTNIC_TEST_FULL").is_ok_and(|value| value == "1");
+    need!(is_full, full, "`cargo xtask test --full`");
+    need!(machine(), testbed, NEEDS);
+    need!(released(), softnic, "release builds");
+    let out = std::env::temp_dir().join(format!("tb-fig7-{}", std::process::id()));
+    let bed = Bed { dir: out.join("testbed") };
+    let said = figure(WITH_BUILD, ["7", "netns"], &out, &["--machine", "twin"], &[]);
+    assert!(said.ok, "{}", said.text);
+    said.has(&["between node1 and node2", "1 point in", "nothing is left", "label: emulated"]);
+    assert_eq!(bed.left(), [""; 0]);
+    let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
+    let point = points.lines().find(|point| !point.contains("\"missing\":")).expect(&points);
+    let point: serde_json::Value = serde_json::from_str(point).unwrap();
+    // Each answer that was counted was compared, and is right; else the point is missing.
+    let (answered, values) = (point["detail"]["answered"].as_f64().unwrap(), &point["values"]);
+    assert!(answered > 0.0 && values["serving_s"].as_f64() > Some(0.0), "{point}");
+    assert!(values.get("thread softnic-nic").is_some() && values.get("woken_ms").is_none(), "{values}");
+    let provenance = &point["provenance"];
+    assert_eq!(provenance["nic_options"]["path"], "wire");
+    let names = ["node1", "node2"].map(serde_json::Value::from);
+    assert_eq!([0, 1].map(|at| provenance["hosts"][at]["name"].clone()), names);
+    // A request and its answer are a message each at least, and each of both ends counts them.
+    let counts = &point["samples"]["counts"];
+    for name in ["nic.messages_sent", "nic.messages_received"] {
+        assert!(counts[name].as_f64() >= Some(2.0 * answered), "{name}, {answered}: {counts}");
     }
     fs::remove_dir_all(out).unwrap();
 }

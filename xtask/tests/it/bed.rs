@@ -126,13 +126,18 @@ impl ProgramOutput {
     /// Of a program that ends within [`LIMIT`]. Its stdin is its own: ssh makes the one that it has non-blocking, and so
     /// for every process that shares it, and ansible refuses such a one.
     pub fn of(command: &mut Command) -> ProgramOutput {
+        ProgramOutput::within(LIMIT, command)
+    }
+
+    /// Of a program that ends within this time.
+    pub fn within(limit: Duration, command: &mut Command) -> ProgramOutput {
         let child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (id, (tell, said)) = (child.id(), channel());
         std::thread::spawn(move || tell.send(child.wait_with_output()));
-        let Ok(output) = said.recv_timeout(LIMIT) else {
+        let Ok(output) = said.recv_timeout(limit) else {
             let _ = Command::new("sh").args(["-c", &format!("kill -9 {id}")]).status();
-            panic!("{command:?} has not ended within {LIMIT:?}");
+            panic!("{command:?} has not ended within {limit:?}");
         };
         let Output { status, stdout, stderr } = output.unwrap();
         let text = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();

@@ -1,6 +1,6 @@
 //! `gpu-probe`: what CUDA finds and allows here, a line for each fact (`name TAB value`), for `cargo xtask
 //! doctor`; with `--json` one object that says which GPUs and versions there are, for programs that name them
-//! beside a number.
+//! beside a number; with `--energy` the driver's count of a GPU's energy, for samples of figures.
 //!
 //! Tries things instead of believing attributes: a dma-buf is exported, a page is registered, an image is
 //! built and loaded. A card's doorbell page is stood in for by the first page of its BAR, mapped and
@@ -17,18 +17,20 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use gpu::cache::Cache;
+use gpu::nvml::EnergyCounter;
 use gpu::{
     Context, DeviceMemory, Form, Gpu, How, ImageBuilder, Kind, Module, Registered, Toolkit, ToolkitMissing,
     relaunch_unit,
 };
 
-const HELP: &str = "gpu-probe [--json] [--toolkit DIR]: what CUDA finds and allows here; DIR is looked at when no toolkit is found \
-     elsewhere; --json: GPUs and versions only, as one JSON object, nothing is tried";
+const HELP: &str = "gpu-probe [--json] [--toolkit DIR] | --energy BUS: what CUDA finds and allows here; DIR is looked at when no toolkit is \
+     found elsewhere; --json: GPUs and versions only, as one JSON object, nothing is tried; --energy: answers each line of stdin with \
+     the energy in mJ that the GPU at BUS, as 0000:17:00.0, has used since its driver was loaded";
 const PAGE: usize = 4096;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let ProbeOptions { json, spare, help } = match asked(arguments) {
+    let ProbeOptions { json, spare, energy, help } = match asked(arguments) {
         Ok(asked) => asked,
         Err(why) => {
             let _ = writeln!(io::stderr(), "gpu-probe: {why}; {HELP}");
@@ -37,6 +39,10 @@ fn main() -> ExitCode {
     };
     if help {
         say("usage", HELP);
+        return ExitCode::SUCCESS;
+    }
+    if let Some(bus) = energy {
+        count_energy(&bus);
         return ExitCode::SUCCESS;
     }
     if json {
@@ -74,6 +80,7 @@ fn main() -> ExitCode {
 struct ProbeOptions {
     json: bool,
     spare: Option<PathBuf>,
+    energy: Option<String>,
     help: bool,
 }
 
@@ -88,10 +95,29 @@ fn asked(arguments: Vec<OsString>) -> Result<ProbeOptions, String> {
                 Some(folder) => asked.spare = Some(folder.into()),
                 None => return Err("--toolkit: give the folder of a toolkit behind it".into()),
             },
+            Some("--energy") => match words.next().and_then(|bus| bus.into_string().ok()) {
+                Some(bus) => asked.energy = Some(bus),
+                None => return Err("--energy: give the GPU's place on the bus behind it".into()),
+            },
             _ => return Err(format!("{} is no option of it", word.display())),
         }
     }
     Ok(asked)
+}
+
+/// Answers each line of stdin with the energy of the GPU at a place on the bus, or why it is not known.
+fn count_energy(bus: &str) {
+    let counter = EnergyCounter::on_bus(bus).map_err(|error| error.to_string());
+    for _ in io::stdin().lines().map_while(Result::ok) {
+        let read = |counter: &EnergyCounter| counter.read_mj().map_err(|error| error.to_string());
+        let (name, value) = match counter.as_ref().map_err(Clone::clone).and_then(read) {
+            Ok(energy_mj) => ("energy_mj", energy_mj.to_string()),
+            Err(why) => ("why", quoted(&why)),
+        };
+        if writeln!(io::stdout(), "{{\"kind\":\"answer\",\"{name}\":{value}}}").is_err() {
+            break;
+        }
+    }
 }
 
 /// The reader may close the pipe.
@@ -404,7 +430,7 @@ mod tests {
     #[test]
     fn options_come_in_any_order_and_what_is_none_is_named() {
         let asked = |text: &str| super::asked(text.split_whitespace().map(OsString::from).collect());
-        let both = ProbeOptions { json: true, spare: Some("/t".into()), help: false };
+        let both = ProbeOptions { json: true, spare: Some("/t".into()), ..ProbeOptions::default() };
         assert_eq!(asked("--json --toolkit /t").as_ref(), Ok(&both));
         assert_eq!(asked("--toolkit /t --json"), Ok(both));
         assert_eq!(asked(""), Ok(ProbeOptions::default()));

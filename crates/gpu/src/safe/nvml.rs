@@ -28,9 +28,14 @@ unsafe impl Sync for EnergyCounter {}
 impl EnergyCounter {
     /// That of a GPU. Errors: no library, or it does not know the GPU, or the GPU has no such counter.
     pub fn of(gpu: Gpu) -> Result<EnergyCounter> {
+        EnergyCounter::on_bus(&gpu.bus_id()?)
+    }
+
+    /// That of the GPU at a place on the bus, by the driver's library.
+    pub fn on_bus(bus_id: &str) -> Result<EnergyCounter> {
         let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
         let library = named.map_or_else(|| PathBuf::from(LIBRARY), PathBuf::from);
-        EnergyCounter::at(&library, &gpu.bus_id()?)
+        EnergyCounter::at(&library, bus_id)
     }
 
     /// That of the GPU at a place on the bus, as `0000:17:00.0`, by this library.

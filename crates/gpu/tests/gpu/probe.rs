@@ -1,6 +1,7 @@
-//! `gpu-probe --json`, which names GPU, driver and compiler beside other programs' numbers.
+//! `gpu-probe`: `--json` names GPU, driver and compiler beside other programs' numbers, `--energy` counts a GPU's energy.
 
-use std::process::Command;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 use gpu::{Gpu, Toolkit};
 use measure::need;
@@ -51,11 +52,41 @@ fn a_folder_that_holds_no_toolkit_is_named_with_what_it_lacks() {
 }
 
 #[test]
-fn an_option_without_its_folder_is_one_line() {
-    let output = probe(&["--toolkit"]).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
-    assert!(said.starts_with("gpu-probe: --toolkit: give the folder"), "{said}");
+fn an_option_without_its_value_is_one_line() {
+    for (option, words) in [("--toolkit", "give the folder"), ("--energy", "give the GPU's place on the bus")]
+    {
+        let output = probe(&[option]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        assert!(said.starts_with(&format!("gpu-probe: {option}: {words}")), "{said}");
+    }
+}
+
+/// What it answers to two lines of stdin.
+fn energies(bus: &str, library: Option<&str>) -> Vec<String> {
+    let mut probe = probe(&["--energy", bus]);
+    probe.envs(library.map(|library| (gpu::nvml::VARIABLE, library)));
+    let mut child = probe.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"{}\n{}\n").unwrap();
+    let said = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    said.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn each_question_for_the_energy_is_answered_also_without_a_counter() {
+    let said = energies("0000:17:00.0", Some("/nowhere/libnvidia-ml.so.1"));
+    let begin = "{\"kind\":\"answer\",\"why\":\"NVML: /nowhere/libnvidia-ml.so.1";
+    assert!(said.len() == 2 && said.iter().all(|line| line.starts_with(begin)), "{said:?}");
+}
+
+#[test]
+fn gpu_energy_is_counted_by_the_probe() {
+    let gpu = need!(Gpu::first(), gpu, "one CUDA device");
+    let bus = gpu.bus_id().unwrap();
+    need!(gpu::nvml::EnergyCounter::on_bus(&bus), nvml, "NVML, and a GPU with an energy counter");
+    let said = energies(&bus, None);
+    let begin = "{\"kind\":\"answer\",\"energy_mj\":";
+    assert!(said.len() == 2 && said.iter().all(|line| line.starts_with(begin)), "{said:?}");
 }
 
 #[test]

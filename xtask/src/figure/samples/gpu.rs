@@ -1,18 +1,20 @@
-//! Clocks and power of a GPU, by one `nvidia-smi` that says a line a second for the whole run.
+//! Clocks and power of a GPU, by one `nvidia-smi` that says a line a second for the whole run; energy, by the count of its driver.
 //!
-//! Source: `nvidia-smi --help-query-gpu`. One program that stays costs less than one a second. It has no count of a GPU's energy, so that
-//! energy is the mean of the power times the point's time.
+//! Source: `nvidia-smi --help-query-gpu`, which has no count of energy: `gpu-probe --energy` asks NVML for it before and after a point.
+//! Programs that stay cost less than one a second.
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use experiment::Samples;
 use measure::background_load::seconds_of;
+use serde_json::json;
 
-use crate::gpu_machine::GpuMachine;
-use crate::process::ChildGuard;
+use crate::gpu_machine::{self, GpuMachine};
+use crate::process::{ChildGuard, JsonProgram, WAIT};
 use crate::testbed;
 
 /// What is asked for, and the names of the gauges.
@@ -28,25 +30,28 @@ type Line = [Option<f64>; 3];
 /// The lines of a run, and when each was read.
 type Lines = Arc<Mutex<Vec<(Instant, Line)>>>;
 
-/// The GPU's readings, or why there are none. Clones share one program, which ends with the last of them.
+/// The GPU's readings, or why there are none. Clones share the programs, which end with the last of them.
 #[derive(Clone, Debug)]
 pub enum Gpu {
-    Read(Arc<Smi>),
+    Read(Arc<Readers>),
     Absent(String),
 }
 
-/// `nvidia-smi`, and what it has said.
+/// `nvidia-smi` and what it has said, and what answers with the energy.
 #[derive(Debug)]
-pub struct Smi {
-    child: ChildGuard,
+pub struct Readers {
+    smi: ChildGuard,
     lines: Lines,
+    /// Error: why there is none, from the first failure on: a late answer would pass for the next one.
+    energy: Mutex<Result<JsonProgram, String>>,
 }
 
-/// When a point began, and the CPU time in seconds that `nvidia-smi` had used by then.
-#[derive(Clone, Copy, Debug)]
+/// When a point began, and by then the CPU time in seconds that `nvidia-smi` had used, and the GPU's energy.
+#[derive(Clone, Debug)]
 pub struct PointStart {
     at: Instant,
     used_s: f64,
+    energy_mj: Result<u64, String>,
 }
 
 impl Gpu {
@@ -58,23 +63,24 @@ impl Gpu {
         let Ok(program) = testbed::program("nvidia-smi") else {
             return Gpu::Absent("no nvidia-smi".into());
         };
-        match GpuMachine::ask().map(|machine| machine.bus()) {
-            Ok(Some(bus)) => Gpu::by(Command::new(program), &bus),
-            Ok(None) => Gpu::Absent("the GPU's place on the PCI bus is not known".into()),
+        let found = GpuMachine::ask().and_then(|machine| Ok((machine.bus(), gpu_machine::probe()?)));
+        match found {
+            Ok((Some(bus), probe)) => Gpu::by(Command::new(program), probe, &bus),
+            Ok((None, _)) => Gpu::Absent("the GPU's place on the PCI bus is not known".into()),
             Err(error) => Gpu::Absent(format!("{error:#}")),
         }
     }
 
-    /// By a program that is `nvidia-smi`, or a stand-in in tests.
-    pub fn by(mut smi: Command, bus: &str) -> Gpu {
+    /// By programs that are `nvidia-smi` and `gpu-probe`, or stand-ins in tests.
+    pub fn by(mut smi: Command, mut probe: Command, bus: &str) -> Gpu {
         smi.args([QUERY, "--format=csv,noheader,nounits", "--loop-ms=1000", "--id", bus]);
         smi.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = match ChildGuard::start(&mut smi) {
-            Ok(child) => child,
+        let mut smi = match ChildGuard::start(&mut smi) {
+            Ok(smi) => smi,
             Err(error) => return Gpu::Absent(format!("nvidia-smi: {}", error.root_cause())),
         };
         let lines = Lines::default();
-        if let Some(stdout) = child.0.stdout.take() {
+        if let Some(stdout) = smi.0.stdout.take() {
             let kept = Arc::clone(&lines);
             // Ends with the program.
             std::thread::spawn(move || {
@@ -84,27 +90,36 @@ impl Gpu {
                 }
             });
         }
-        Gpu::Read(Arc::new(Smi { child, lines }))
+        let energy = JsonProgram::start(probe.args(["--energy", bus]), Path::new("/dev/null"));
+        let energy = Mutex::new(energy.map_err(|error| format!("{error:#}")));
+        Gpu::Read(Arc::new(Readers { smi, lines, energy }))
     }
 
-    /// Its process, whose time is not that of a program of the run.
-    pub fn process(&self) -> Option<u32> {
-        match self {
-            Gpu::Read(smi) => Some(smi.child.0.id()),
-            Gpu::Absent(_) => None,
-        }
+    /// Their processes, whose time is not that of programs of the run: `nvidia-smi` first.
+    pub fn processes(&self) -> Vec<u32> {
+        let Gpu::Read(readers) = self else { return Vec::new() };
+        let energy = readers.energy.lock().unwrap_or_else(PoisonError::into_inner);
+        let energy = energy.as_ref().ok().map(|program| program.child.0.id());
+        [Some(readers.smi.0.id()), energy].into_iter().flatten().collect()
+    }
+
+    fn smi_s(&self) -> Option<f64> {
+        self.processes().first().copied().and_then(seconds_of)
     }
 
     /// A point begins now.
     pub fn begin(&self) -> PointStart {
-        let used_s = self.process().and_then(seconds_of).unwrap_or_default();
-        PointStart { at: Instant::now(), used_s }
+        let energy_mj = match self {
+            Gpu::Read(readers) => readers.energy_mj(),
+            Gpu::Absent(why) => Err(why.clone()),
+        };
+        PointStart { at: Instant::now(), used_s: self.smi_s().unwrap_or_default(), energy_mj }
     }
 
     /// Puts the readings since then into the samples of the point.
     pub fn end(&self, begin: PointStart, samples: &mut Samples) {
-        let smi = match self {
-            Gpu::Read(smi) => smi,
+        let readers = match self {
+            Gpu::Read(readers) => readers,
             Gpu::Absent(why) => {
                 samples.absent.extend(ALL.map(|name| (name.to_owned(), why.clone())));
                 return;
@@ -112,26 +127,51 @@ impl Gpu {
         };
         for (at, name) in GAUGES.into_iter().enumerate() {
             let why = "nvidia-smi said no number during the point";
-            samples.gauge_or(name, &smi.since(begin.at, at), why);
+            samples.gauge_or(name, &readers.since(begin.at, at), why);
         }
-        let joules = self.watts_since(begin.at).map(|watts| watts * begin.at.elapsed().as_secs_f64());
-        match joules {
-            Some(joules) => drop(samples.counts.insert("gpu_joules".into(), joules)),
-            None => drop(samples.absent.insert("gpu_joules".into(), "gpu_watts is not known".into())),
+        let grown = begin.energy_mj.and_then(|before| grown(before, readers.energy_mj()?));
+        match grown {
+            Ok(energy_mj) => drop(samples.counts.insert("gpu_joules".into(), energy_mj as f64 / 1e3)),
+            Err(why) => drop(samples.absent.insert("gpu_joules".into(), why)),
         }
-        let used = self.process().and_then(seconds_of).map(|seconds| (seconds - begin.used_s) * 1e3);
+        let used = self.smi_s().map(|seconds| (seconds - begin.used_s) * 1e3);
         samples.counts.extend(used.map(|used| ("nvidia_smi_cpu_ms".to_owned(), used)));
     }
 
     /// The GPU's mean power since then, in watts; `None` without a reading.
     pub fn watts_since(&self, at: Instant) -> Option<f64> {
-        let Gpu::Read(smi) = self else { return None };
-        let watts = smi.since(at, WATTS);
+        let Gpu::Read(readers) = self else { return None };
+        let watts = readers.since(at, WATTS);
         (!watts.is_empty()).then(|| watts.iter().sum::<f64>() / watts.len() as f64)
     }
 }
 
-impl Smi {
+/// By how much the energy grew. Error: it did not.
+fn grown(before: u64, after: u64) -> Result<u64, String> {
+    match after.checked_sub(before) {
+        None => Err(format!("the counter went back from {before} to {after} mJ")),
+        Some(0) => Err("the counter did not move during the point".into()),
+        Some(grown) => Ok(grown),
+    }
+}
+
+impl Readers {
+    /// Energy since the driver was loaded, or why it is not known.
+    fn energy_mj(&self) -> Result<u64, String> {
+        let mut energy = self.energy.lock().unwrap_or_else(PoisonError::into_inner);
+        let program = energy.as_mut().map_err(|why| why.clone())?;
+        let said = match program.ask(&json!({}), WAIT) {
+            Ok(said) => said,
+            Err(error) => {
+                let why = format!("gpu-probe --energy: {error:#}");
+                *energy = Err(why.clone());
+                return Err(why);
+            }
+        };
+        let why = || said["why"].as_str().unwrap_or("gpu-probe does not say the energy").to_owned();
+        said["energy_mj"].as_u64().ok_or_else(why)
+    }
+
     /// Readings of one gauge since then.
     fn since(&self, at: Instant, gauge: usize) -> Vec<f64> {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
@@ -161,25 +201,34 @@ mod tests {
 
     /// Waits until so many lines were read.
     fn wait_for_lines(gpu: &Gpu, count: usize) {
-        let Gpu::Read(smi) = gpu else { panic!("{gpu:?}") };
+        let Gpu::Read(readers) = gpu else { panic!("{gpu:?}") };
         let since = Instant::now();
-        while smi.lines.lock().unwrap().len() < count {
+        while readers.lines.lock().unwrap().len() < count {
             assert!(since.elapsed() < WAIT, "no line came");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
+    /// Answers each line with a counter that has moved by 2.5 J.
+    fn counter() -> Command {
+        let mut shell = Command::new("sh");
+        let line = r#"mj=5000000000; while read -r asked; do mj=$((mj+2500)); echo "{\"kind\":\"answer\",\"energy_mj\":$mj}"; done"#;
+        shell.args(["-c", line]);
+        shell
+    }
+
     #[test]
-    fn readings_are_those_of_the_point_and_energy_is_power_times_time() {
+    fn readings_are_those_of_the_point_and_energy_is_by_how_much_the_counter_grew() {
         let path = std::env::temp_dir().join(format!("xtask-smi-{}", std::process::id()));
         // Idle until the point begins.
         let text = "#!/bin/sh\necho '345, 2619, 20'\nuntil [ -e $0.begins ]; do sleep 0.02; done\n\
                     while :; do echo '1500, 2619, 50'; echo '1600, 2619, 70'; sleep 0.05; done\n";
         script(&path, text);
-        let gpu = Gpu::by(Command::new(&path), "0000:17:00.0");
+        let gpu = Gpu::by(Command::new(&path), counter(), "0000:17:00.0");
         wait_for_lines(&gpu, 1);
         assert_eq!(gpu.watts_since(Instant::now()), None);
         let begin = gpu.begin();
+        let since = begin.at;
         let begins = path.with_file_name(format!("xtask-smi-{}.begins", std::process::id()));
         std::fs::write(&begins, "").unwrap();
         wait_for_lines(&gpu, 5);
@@ -187,16 +236,16 @@ mod tests {
         gpu.end(begin, &mut samples);
         let [_, least, most] = samples.gauges["gpu_sm_mhz"];
         assert_eq!([least, most], [1500.0, 1600.0]);
-        let watts = gpu.watts_since(begin.at).unwrap();
+        let watts = gpu.watts_since(since).unwrap();
         assert!((50.0..70.0).contains(&watts), "{watts} W");
-        let (joules, most) = (samples.counts["gpu_joules"], 70.0 * begin.at.elapsed().as_secs_f64());
-        assert!(joules > 0.0 && joules <= most, "{joules} J of at most {most}");
+        assert_eq!(samples.counts["gpu_joules"], 2.5);
         assert!(samples.absent.is_empty() && samples.counts.contains_key("nvidia_smi_cpu_ms"), "{samples:?}");
-        let (process, other) = (gpu.process().unwrap(), gpu.clone());
+        let (processes, other) = (gpu.processes(), gpu.clone());
+        let alive = || processes.iter().filter(|process| crate::descendants::is_alive(**process)).count();
         drop(gpu);
-        assert!(crate::descendants::is_alive(process), "a clone still reads");
+        assert_eq!(alive(), 2, "a clone still reads");
         drop(other);
-        assert!(!crate::descendants::is_alive(process));
+        assert_eq!(alive(), 0);
         [path, begins].iter().for_each(|file| std::fs::remove_file(file).unwrap());
     }
 
@@ -208,12 +257,24 @@ mod tests {
             assert_eq!(gpu.watts_since(Instant::now()), None);
             samples.absent
         };
-        let none = absent(Gpu::by(Command::new("/no/such/nvidia-smi"), "0"));
+        let by = |smi: &str, probe| absent(Gpu::by(Command::new(smi), probe, "0"));
+        let none = by("/no/such/nvidia-smi", counter());
         assert!(none["gpu_watts"].starts_with("nvidia-smi: No such file"), "{none:?}");
         // It ends at once, as where the driver is not loaded.
-        let silent = absent(Gpu::by(Command::new("true"), "0"));
+        let silent = by("true", counter());
         assert_eq!(silent["gpu_watts"], "nvidia-smi said no number during the point");
-        assert_eq!(silent["gpu_joules"], "gpu_watts is not known");
+        assert!(!silent.contains_key("gpu_joules"), "{silent:?}");
+        let says = |line: &str| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &format!("while read -r asked; do {line}; done")]);
+            by("true", shell)["gpu_joules"].clone()
+        };
+        let why = r#"echo '{"kind":"answer","why":"NVML: no such GPU (6)"}'"#;
+        assert_eq!(says(why), "NVML: no such GPU (6)");
+        let still = r#"echo '{"kind":"answer","energy_mj":7}'"#;
+        assert_eq!(says(still), "the counter did not move during the point");
+        assert_eq!(grown(9, 7).unwrap_err(), "the counter went back from 9 to 7 mJ");
+        assert!(says("exit 3").starts_with("gpu-probe --energy: it ended with status 3"));
         assert_eq!(absent(Gpu::of_run(false)).len(), ALL.len());
     }
 }

@@ -30,7 +30,7 @@ pub use gpu::Gpu;
 use hook::Hook;
 use machine::{Files, MachineSampler};
 use nic::Counters;
-pub use nodes::OnNodes;
+pub use nodes::BetweenNodes;
 
 /// Why nothing of this machine is sampled.
 const ELSEWHERE: &str = "both ends run on other hosts";
@@ -119,11 +119,11 @@ impl Bench for Sampled<'_> {
         let (nic, hook) = (self.nic.before(), self.hook.as_ref().map(Hook::read));
         let mut samples = Samples::default();
         let gpu_begins = self.gpu.begin();
-        let (since, used) = (Instant::now(), ProgramTime::now(self.gpu.process()));
+        let (since, used) = (Instant::now(), ProgramTime::now(&self.gpu.processes()));
         let watch = MachineSampler::start(&self.files, seconds)?;
         let measured = self.bench.measure(key, seconds);
         watch.end(&mut samples);
-        let cores = used.cores(&ProgramTime::now(self.gpu.process()), since.elapsed().as_secs_f64());
+        let cores = used.cores(&ProgramTime::now(&self.gpu.processes()), since.elapsed().as_secs_f64());
         self.gpu.end(gpu_begins, &mut samples);
         let mut point = measured?;
         samples.gauge("programs_cores", &[cores]);
@@ -153,9 +153,9 @@ struct ProgramTime {
 }
 
 impl ProgramTime {
-    /// `but`: a process that is none of the run's programs.
-    fn now(but: Option<u32>) -> ProgramTime {
-        let running = descendants(process::id()).into_iter().filter(|process| Some(*process) != but);
+    /// `but`: processes that are none of the run's programs.
+    fn now(but: &[u32]) -> ProgramTime {
+        let running = descendants(process::id()).into_iter().filter(|process| !but.contains(process));
         let running_s = running.filter_map(|process| Some((process, seconds_of(process)?))).collect();
         ProgramTime { ended_s: seconds_of_children().unwrap_or_default(), running_s }
     }

@@ -1,6 +1,6 @@
 //! Samples of a transfer between two hosts, taken where its programs run: counters of their NICs, and use of processors.
 //!
-//! On each host a shell, which ssh starts once, reads the counters. On a software NIC a sender leaves its own as it ends; the receiver
+//! On each host a shell, which ssh starts once, reads the counters. A program on a software NIC leaves its own as it ends; a receiver
 //! serves every point, and `softnic ctl` asks it. A card's are those of `nic.rs`, in the host's own sysfs.
 
 use std::collections::BTreeMap;
@@ -9,6 +9,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use experiment::Samples;
+use experiment::point::{Key, Point};
+use experiment::run::Bench;
 use serde_json::json;
 
 use super::nic::{Line, differences};
@@ -51,48 +53,95 @@ done"#;
 /// Counters by name, and why some are not known.
 type Read = (BTreeMap<String, f64>, BTreeMap<String, String>);
 
+/// A bench whose ends run on nodes, with samples that are read there.
+pub struct BetweenNodes<'a> {
+    bench: &'a mut dyn Bench,
+    on_nodes: OnNodes<'a>,
+    logs: &'a Path,
+}
+
+impl BetweenNodes<'_> {
+    /// Starts the readers of samples. `stands`: the second end serves every point. Error: a reader cannot be started there.
+    pub fn start<'a>(
+        bench: &'a mut dyn Bench,
+        nodes: &'a Nodes,
+        stands: bool,
+        logs: &'a Path,
+    ) -> Result<BetweenNodes<'a>> {
+        Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, logs })
+    }
+}
+
+impl Bench for BetweenNodes<'_> {
+    fn asked(&self, key: &Key) -> BTreeMap<String, u64> {
+        self.bench.asked(key)
+    }
+
+    fn is_here(&self) -> bool {
+        self.on_nodes.nodes.are_here()
+    }
+
+    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+        let nodes = self.on_nodes.nodes;
+        let (begin, others) = (self.on_nodes.begin(), nodes.others());
+        let measured = self.bench.measure(key, seconds);
+        let others = others.and_then(|others| others());
+        let mut point = measured
+            .with_context(|| format!("{} (see the logs in {})", nodes.in_words(), self.logs.display()))?;
+        (point.others, point.samples) = (others, Some(self.on_nodes.end(&begin)));
+        Ok(point)
+    }
+}
+
 /// What reads samples on both hosts.
-pub struct OnNodes<'a> {
+struct OnNodes<'a> {
     nodes: &'a Nodes,
+    /// NICs of each host that have to be there before a point.
+    least: [usize; 2],
     /// Name of the host, and the shell there. Error: why nothing is read, from the first failure on: a late answer would pass for the
     /// next one.
     readers: Result<[(String, JsonProgram); 2], String>,
 }
 
 /// What was read before a point. Counters: the sums of both hosts' software NICs, or those of each card; or why there are none.
-pub struct PointStart {
+struct PointStart {
     at: Instant,
     used_s: Option<f64>,
     counters: Result<Read, String>,
 }
 
 impl OnNodes<'_> {
-    /// Starts the readers. Error: one of them cannot be started there.
-    pub fn start<'a>(nodes: &'a Nodes, logs: &Path) -> Result<OnNodes<'a>> {
-        let start = |host: &Host, end| -> Result<_> {
-            let log = logs.join(format!("counters-{end}.log"));
+    fn start<'a>(nodes: &'a Nodes, stands: bool, logs: &Path) -> Result<OnNodes<'a>> {
+        let start = |end: usize| -> Result<_> {
+            let host = &nodes.hosts()[end];
+            let log = logs.join(format!("counters-{}.log", nodes.ends()[end]));
             let reader = reader(host, &nodes.counters(end), &log);
             Ok((host.name.clone(), reader.with_context(|| format!("reading counters on {}", host.name))?))
         };
-        let [sender, receiver] = nodes.hosts();
-        Ok(OnNodes { nodes, readers: Ok([start(sender, "sender")?, start(receiver, "receiver")?]) })
+        Ok(OnNodes { nodes, least: [0, usize::from(stands)], readers: Ok([start(0)?, start(1)?]) })
     }
 
     /// A point begins now.
-    pub fn begin(&mut self) -> PointStart {
-        let counters = self.counters();
+    fn begin(&mut self) -> PointStart {
+        let counters = self.counters(self.least);
         PointStart { at: Instant::now(), used_s: self.nodes.seconds(), counters }
     }
 
     /// The samples since then.
-    pub fn end(&mut self, begin: &PointStart) -> Samples {
+    fn end(&mut self, begin: &PointStart) -> Samples {
         let mut samples = Samples::default();
         if let Some((before, after)) = begin.used_s.zip(self.nodes.seconds()) {
             samples.gauge("programs_cores", &[(after - before) / begin.at.elapsed().as_secs_f64().max(1e-3)]);
         }
-        match (&begin.counters, self.counters()) {
+        match (&begin.counters, self.counters([1; 2])) {
             (Ok((before, _)), Ok((after, absent))) => {
-                samples.extend(differences("nic", before, &after));
+                let mut before = before.clone();
+                if self.nodes.card().is_none() {
+                    // A software NIC begins with its process.
+                    let begin = |name: &String| (name.clone(), before.get(name).copied().unwrap_or_default());
+                    before = after.keys().map(begin).collect();
+                }
+                samples.extend(differences("nic", &before, &after));
                 samples.absent.extend(absent.into_iter().map(|(name, why)| (format!("nic.{name}"), why)));
             }
             (Err(why), _) => samples.extend(Samples::without("nic", why)),
@@ -101,9 +150,11 @@ impl OnNodes<'_> {
         samples
     }
 
-    fn counters(&mut self) -> Result<Read, String> {
-        let ends = if self.nodes.card().is_some() { ["sender.", "receiver."] } else { [""; 2] };
-        let read = self.readers.as_mut().map_err(|why| why.clone()).and_then(|readers| read(readers, ends));
+    fn counters(&mut self, least: [usize; 2]) -> Result<Read, String> {
+        let of_card = self.nodes.card().is_some();
+        let ends = self.nodes.ends().map(|end| if of_card { format!("{end}.") } else { String::new() });
+        let readers = self.readers.as_mut().map_err(|why| why.clone());
+        let read = readers.and_then(|readers| read(readers, &ends, least));
         if let Err(why) = &read {
             self.readers = Err(why.clone());
         }
@@ -112,16 +163,21 @@ impl OnNodes<'_> {
 }
 
 /// The counters of both hosts, those of the same name together. `ends`: how the names of each begin. Error: which host does not say,
-/// or lacks the receiver's NIC, which serves every point.
-fn read(readers: &mut [(String, JsonProgram); 2], ends: [&str; 2]) -> Result<Read, String> {
+/// or has had fewer NICs than `least`.
+fn read(
+    readers: &mut [(String, JsonProgram); 2],
+    ends: &[String; 2],
+    least: [usize; 2],
+) -> Result<Read, String> {
     let (mut counts, mut absent) = Read::default();
-    for (((name, reader), least), end) in readers.iter_mut().zip([0, 1]).zip(ends) {
+    for (((name, reader), least), end) in readers.iter_mut().zip(least).zip(ends) {
         let mut read = || -> Result<Vec<Line>> {
             let nics = reader.ask(&json!({}), WAIT)?["nics"].take();
             let nics: Vec<Line> = serde_json::from_value(nics).context("counters of its NICs")?;
             ensure!(
                 nics.len() >= least,
-                "`softnic ctl` finds no NIC there (its words: logs/counters-receiver.log)"
+                "`softnic ctl` finds no NIC there, and none has ended (its words: {})",
+                reader.log.display()
             );
             Ok(nics)
         };
@@ -137,7 +193,7 @@ fn read(readers: &mut [(String, JsonProgram); 2], ends: [&str; 2]) -> Result<Rea
 }
 
 fn reader(host: &Host, folder: &str, log: &Path) -> Result<JsonProgram> {
-    let softnic = format!("{}/bin/softnic", host.prefix);
+    let softnic = host.file("bin/softnic");
     let words = match &*host.device {
         "" => vec!["sh", "-c", READER, "sh", folder, &softnic, Nodes::FABRIC],
         device => vec!["sh", "-c", CARD_READER, "sh", &host.sys, device],
@@ -157,6 +213,8 @@ mod tests {
     use crate::process::{one_test, script};
     use crate::testbed::hosts::tests::line;
 
+    const ENDS: [&str; 2] = ["sender", "receiver"];
+
     #[test]
     fn counters_of_programs_that_run_and_that_ended_on_both_hosts_are_summed() {
         let folder = std::env::temp_dir().join(format!("xtask-readers-{}", std::process::id()));
@@ -173,14 +231,14 @@ mod tests {
             let own = [("name", name.into()), ("device", device.into())];
             serde_json::from_str(&line(&[of, own].concat())).unwrap()
         };
-        let nodes = Nodes::new([host("a", ""), host("b", "")], None);
-        let mut on_nodes = OnNodes::start(&nodes, &folder).unwrap();
+        let nodes = Nodes::new([host("a", ""), host("b", "")], ENDS, None);
+        let mut on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
         let counters =
             |sent: u32| format!("{{\"pid\":7,\"counters\":{{\"messages_sent\":{sent},\"cqes\":1}}}}\n");
         fs::write(&alive, counters(5)).unwrap();
         let begin = on_nodes.begin();
         fs::write(&alive, counters(7)).unwrap();
-        fs::write(format!("{}/ended", nodes.counters("sender")), counters(100)).unwrap();
+        fs::write(format!("{}/ended", nodes.counters(0)), counters(100)).unwrap();
         let samples = on_nodes.end(&begin);
         let grown = [("nic.messages_sent".to_owned(), 104.0), ("nic.cqes".to_owned(), 1.0)];
         assert_eq!(samples, Samples { counts: grown.into(), ..Samples::default() });
@@ -191,8 +249,8 @@ mod tests {
         assert_eq!(on_nodes.end(&begin).absent["nic"], why, "answers are read behind one that was not");
         drop(on_nodes);
         fs::write(&alive, "").unwrap();
-        let nodes = Nodes::new([host("a", ""), host("b", "")], None);
-        let mut on_nodes = OnNodes::start(&nodes, &folder).unwrap();
+        let nodes = Nodes::new([host("a", ""), host("b", "")], ENDS, None);
+        let mut on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
         let begin = on_nodes.begin();
         assert!(on_nodes.end(&begin).absent["nic"].starts_with("b: `softnic ctl` finds no NIC there"));
         drop(on_nodes);
@@ -232,8 +290,8 @@ mod tests {
             serde_json::from_str(&line(&[of, [("name", name.into()), ("device", device.into())]].concat()))
                 .unwrap()
         };
-        let nodes = Nodes::new([host("a", "mlx5_0"), host("b", "mlx5_1")], None);
-        let mut on_nodes = OnNodes::start(&nodes, &folder).unwrap();
+        let nodes = Nodes::new([host("a", "mlx5_0"), host("b", "mlx5_1")], ENDS, None);
+        let mut on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
         let begin = on_nodes.begin();
         write(&format!("{}/counters/port_xmit_data", port[0]), "18446744073709551615\n");
         write(&format!("{}/hw_counters/out_of_sequence", port[1]), "9\n");

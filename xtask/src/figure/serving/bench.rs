@@ -1,27 +1,32 @@
-//! What figures of a server share: the programs on the software NIC, a server that listens, its clients, and what a point stands on.
+//! What figures of a server share: the programs on their NIC, a server that listens, its clients, and what a point stands on.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use experiment::point::{Key, Point};
-use experiment::{Experiment, Spec, resume};
+use experiment::resume::{self, Earlier};
+use experiment::spec::Grid;
+use experiment::{Experiment, Spec, run};
 use measure::{Label, Part, Provenance};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use serde_json::Value;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 
+use super::started::{ReadHost, Started};
 use crate::figure::app;
+use crate::figure::chosen_nic;
 use crate::figure::judged::judged;
-use crate::figure::nic::{self, Nic};
+use crate::figure::nic::{self, Nic, Probe};
 use crate::figure::options::{Machine, Options};
+use crate::figure::place::HostSetup;
+use crate::figure::samples::{self, BetweenNodes, Gpu};
 use crate::gpu_machine::GpuMachine;
 use crate::onnx_runtime::Search;
-use crate::process::{Ended, JsonProgram, WAIT, run_logged};
-use crate::setup::{self, Purpose};
+use crate::packages::LIBRARY;
+use crate::process::{Ended, JsonProgram, WAIT, output, run_logged};
 use crate::{files, wheels, workspace, zoo};
 
 /// Until the server listens: it compiles kernels and loads a model.
@@ -34,8 +39,28 @@ pub const SILENCE: Duration = Duration::from_secs(60);
 pub const REFERENCE: Duration = Duration::from_secs(120);
 /// How far an answer may lie from the reference, as a share of its root mean square: engines add in orders of their own.
 const TOLERANCE: &str = "1e-3";
-/// Packages of the programs.
-const PACKAGES: [&str; 8] = ["-p", "inference-server", "-p", "client", "-p", "softnic", "-p", "profiler"];
+/// Packages of the programs; behind them those that tell of another NIC than this machine's software NIC.
+const PACKAGES: [&str; 12] = [
+    "-p",
+    "inference-server",
+    "-p",
+    "client",
+    "-p",
+    "softnic",
+    "-p",
+    "profiler",
+    "-p",
+    "generator",
+    "-p",
+    "gpu",
+];
+const OF_SOFTNIC: usize = 8;
+/// What the ends are called, and which host is whose.
+const ENDS: [&str; 2] = ["server", "client"];
+const SERVER: usize = 0;
+const CLIENT: usize = 1;
+/// Folder of manifests and references on a host.
+const DATA: &str = "data";
 
 /// The programs of a point, or of the demo; stand-ins in tests.
 #[derive(Debug)]
@@ -69,38 +94,48 @@ pub fn option(spec: &Spec, name: &str) -> Result<i64> {
 pub struct ServerFigure {
     pub how: resume::Options,
     pub machine: Machine,
+    /// This machine: what makes the references, and where it serves too, the server's.
     pub here: GpuMachine,
     pub programs: Programs,
+    options: Options,
     _locked: Option<resume::Locked>,
 }
+
+/// What a dry run says, of an experiment, how it is measured, on which NIC and by which machine.
+pub type DryRun = fn(&Experiment, &resume::Options, &str, Machine) -> Result<String>;
 
 impl ServerFigure {
     /// Checks what the user can mend, and builds the programs; `None`: a dry run, which is said.
     pub fn begin(
-        experiment: &Experiment,
+        experiment: &mut Experiment,
         options: &Options,
-        dry_run: fn(&Experiment, &resume::Options, Machine) -> Result<String>,
+        dry_run: DryRun,
     ) -> Result<Option<ServerFigure>> {
+        let (how, place) = (options.how(experiment), options.place());
+        chosen_nic::prepare(&mut experiment.spec, options)?;
         let (spec, name) = (&experiment.spec, &experiment.spec.name);
-        let how = options.how(experiment);
         let machine = options.machine.unwrap_or_default();
         if options.dry_run {
-            say!("{}", dry_run(experiment, &how, machine)?);
+            let nic = options.nic.as_deref().unwrap_or(place.nic_in_words());
+            say!("{}", dry_run(experiment, &how, nic, machine)?);
             return Ok(None);
         }
-        let nic_options = nic::options(&spec.nic);
-        let known = |old: &Provenance| Provenance { nic_options: nic_options.clone(), ..app::known(old) };
-        let _locked = Some(app::begin(spec, &how, &known)?);
-        let here = GpuMachine::ask()?;
-        if machine == Machine::Gpu {
-            here.has_gpu(|why| {
-                format!("{name}: no GPU here: {why}; --machine twin tries the command, and judges nothing")
-            })?;
+        if let Some(device) = &options.nic {
+            Nic::card(device)?;
         }
-        setup::prepare(Purpose::Figure, options.no_install)?;
-        workspace::build_programs("server, client and the software NIC", &PACKAGES)?;
+        place.allowed(&how.out)?;
+        let _locked = Some(app::begin(spec, &how, &|old| chosen_nic::known(old, spec, options))?);
+        let here = GpuMachine::ask()?;
+        // That of another host is asked there.
+        if machine == Machine::Gpu && options.on_nodes().is_none() {
+            has_gpu(&here, name, "here")?;
+        }
+        place.set_up(options.no_install)?;
+        let is_softnic = options.nic.is_none() && options.on_nodes().is_none();
+        let packages = if is_softnic { &PACKAGES[..OF_SOFTNIC] } else { &PACKAGES };
+        workspace::build_programs("server, client and the software NIC", packages)?;
         let programs = Programs::of(&workspace::programs());
-        Ok(Some(ServerFigure { how, machine, here, programs, _locked }))
+        Ok(Some(ServerFigure { how, machine, here, programs, options: options.clone(), _locked }))
     }
 
     /// By the stand-ins in a folder.
@@ -110,37 +145,80 @@ impl ServerFigure {
             Machine::Gpu => crate::gpu_machine::example(),
             Machine::Twin => GpuMachine::default(),
         };
-        ServerFigure { how, machine, here, programs: Programs::of(folder), _locked: None }
+        let (programs, options) = (Programs::of(folder), Options::default());
+        ServerFigure { how, machine, here, programs, options, _locked: None }
     }
 
-    /// Makes the folder of results, and the NIC in it.
-    pub fn bench<'a>(&'a self, spec: &'a Spec) -> Result<ServerBench<'a>> {
-        let out = &self.how.out;
-        std::fs::create_dir_all(out.join("logs")).with_context(|| format!("--out {}", out.display()))?;
-        Ok(ServerBench {
-            figure: self,
-            spec,
-            provenance: self.provenance(spec)?,
-            nic: Nic::software(spec, out)?,
-            references: RefCell::default(),
-        })
+    /// Readings of the server's GPU, where it is this machine's.
+    pub fn gpu(&self) -> Gpu {
+        Gpu::of_run(self.machine == Machine::Gpu && self.options.place().is_here())
     }
 
-    /// What the points stand on.
-    fn provenance(&self, spec: &Spec) -> Result<Provenance> {
-        let mut provenance = workspace::provenance()?;
-        (provenance.nic, provenance.link) = (Label::Emulated, Label::Emulated);
-        provenance.device = "mlx5_0".into();
-        provenance.nic_options = nic::options(&spec.nic);
-        if self.machine == Machine::Gpu {
-            provenance.gpu = Label::Hardware;
-            self.here.name_in(&mut provenance);
-        } else {
-            provenance.gpu = Label::Emulated;
-            say!("the host twin stands in the GPU's place: the label says so, and no claim is judged");
-        }
-        Ok(provenance)
+    /// Has `measure` measure on the NIC that is asked for, with a reference of each of the `models`.
+    pub fn on_nic(
+        &self,
+        spec: &Spec,
+        models: &BTreeSet<&str>,
+        measure: &dyn Fn(&ServerBench<'_>) -> Result<()>,
+    ) -> Result<()> {
+        // Before anything is sampled.
+        let references: Vec<PathBuf> =
+            models.iter().map(|model| self.reference(spec, model)).collect::<Result<_>>()?;
+        let data: Vec<PathBuf> = [zoo::manifests()]
+            .iter()
+            .chain(&references)
+            .map(std::path::absolute)
+            .collect::<Result<_, _>>()?;
+        let files = ["softnic", LIBRARY, "generator", "inference-server", "doorbell-client", "gpu-probe"];
+        let variables = [json!({ "doorbell_files": files, "doorbell_data": data }).to_string()];
+        let (out, tune) = (&self.how.out, self.options.tune);
+        let setup = HostSetup { spec, out, ends: ENDS, variables: &variables, is_shaped: false, tune };
+        chosen_nic::on_nic(&self.options, &setup, &|nic| measure(&ServerBench::of(self, spec, nic)?))
     }
+
+    /// The file that a model's answers are compared with. By ONNX Runtime, or, where it is not, by our kernels without a
+    /// server: on the GPU, launched by the CPU, or on the twin.
+    fn reference(&self, spec: &Spec, model: &str) -> Result<PathBuf> {
+        let file = self.how.out.join(format!("reference-{model}.f32"));
+        // One of an earlier run must not be taken for this one's.
+        files::remove(&file)?;
+        std::fs::create_dir_all(self.how.out.join("logs"))
+            .with_context(|| format!("--out {}", self.how.out.display()))?;
+        let runtime = Search::here(None).find();
+        let engine = match (&runtime, self.machine) {
+            (Ok(_), _) => "cpu",
+            (Err(_), Machine::Gpu) if self.here.gpu().is_some() => "own",
+            (Err(_), _) => "twin",
+        };
+        let inputs = option(spec, "inputs")?.to_string();
+        let mut command = Command::new(&self.programs.profiler);
+        command.args(["reference", model, "--engine", engine, "--inputs", &inputs, "--out"]).arg(&file);
+        command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
+        command.envs(self.toolkit());
+        command.envs(runtime.as_ref().map(|found| (wheels::ONNX_RUNTIME.variable, &found.library)));
+        let log = self.log(&format!("reference-{model}"));
+        let ended = run_logged(&mut command, &log, REFERENCE)?;
+        ensure!(ended == Ended::Well && file.is_file(), "the profiler {ended}; see {}", log.display());
+        let why = runtime.err().map_or_else(String::new, |why| format!(": no ONNX Runtime here: {why}"));
+        say!("{model}: answers are compared with the profiler's, engine {engine}{why}");
+        Ok(file)
+    }
+
+    /// This machine's CUDA toolkit, for its programs.
+    fn toolkit(&self) -> Option<(&'static str, &PathBuf)> {
+        self.here.toolkit.as_ref().map(|toolkit| (wheels::CUDA.variable, toolkit))
+    }
+
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.how.out.join(format!("logs/{name}.log"))
+    }
+}
+
+/// Refuses a server's host, `where`, without a GPU.
+fn has_gpu(machine: &GpuMachine, figure: &str, place: &str) -> Result<()> {
+    machine.has_gpu(|why| {
+        format!("{figure}: no GPU {place}: {why}; --machine twin tries the command, and judges nothing")
+    })
 }
 
 /// Where points are measured: each has a server and clients of its own.
@@ -149,11 +227,85 @@ pub struct ServerBench<'a> {
     pub spec: &'a Spec,
     pub provenance: Provenance,
     nic: Nic,
-    /// Models whose references are there.
-    references: RefCell<BTreeSet<String>>,
+    /// What reads processes on the hosts of both ends, where those are nodes.
+    hosts: Option<[Arc<ReadHost>; 2]>,
 }
 
 impl ServerBench<'_> {
+    /// On this NIC. Error: it is not there, or its host lacks the GPU.
+    pub fn of<'a>(figure: &'a ServerFigure, spec: &'a Spec, nic: Nic) -> Result<ServerBench<'a>> {
+        let (mut gpu, mut hosts) = (figure.here.clone(), None);
+        if let Nic::Nodes(nodes) = &nic {
+            let start = |end: usize| {
+                ReadHost::start(&nodes.hosts()[end], &figure.log(&format!("processes-{}", ENDS[end])))
+            };
+            hosts = Some([start(SERVER)?, start(CLIENT)?]);
+            if figure.machine == Machine::Gpu {
+                let host = &nodes.hosts()[SERVER];
+                let said = output(&mut host.command(&[host.file("bin/gpu-probe"), "--json".into()])?, WAIT);
+                gpu = GpuMachine::read(&said.with_context(|| format!("asking {} for its GPU", host.name))?)?;
+                has_gpu(&gpu, &spec.name, &format!("on {}", host.name))?;
+            }
+        }
+        let mut provenance = match &nic {
+            Nic::Software { .. } => Provenance {
+                nic: Label::Emulated,
+                link: Label::Emulated,
+                device: nic.device().to_owned(),
+                nic_options: nic::options(&spec.nic),
+                ..workspace::provenance()?
+            },
+            _ => {
+                let softnic = figure.programs.softnic.clone();
+                let programs = nic::Programs { generator: softnic.with_file_name("generator"), softnic };
+                let probe = Probe::ask(&nic, &programs, &figure.how.out.join("logs"))?;
+                probe.provenance(&nic, &spec.nic, workspace::revision())?
+            }
+        };
+        if let Nic::Card { .. } = nic {
+            // Both ends use the one card: packets do not leave it.
+            provenance.link = Label::None;
+        }
+        if figure.machine == Machine::Gpu {
+            provenance.gpu = Label::Hardware;
+            gpu.name_in(&mut provenance);
+        } else {
+            provenance.gpu = Label::Emulated;
+            say!("the host twin stands in the GPU's place: the label says so, and no claim is judged");
+        }
+        Ok(ServerBench { figure, spec, provenance, nic, hosts })
+    }
+
+    /// Whether both ends run on hosts that are reached by ssh.
+    pub fn is_on_nodes(&self) -> bool {
+        self.hosts.is_some()
+    }
+
+    /// Whether the NIC is a card.
+    pub fn is_card(&self) -> bool {
+        self.nic.is_card()
+    }
+
+    /// Measures what is missing of `grid`, by these points, beside readings of the GPU.
+    pub fn measure(
+        &self,
+        experiment: &Experiment,
+        grid: &Grid,
+        gpu: Gpu,
+        points: &mut dyn run::Bench,
+    ) -> Result<Earlier> {
+        let how = &self.figure.how;
+        let measure = |points: &mut dyn run::Bench| {
+            samples::measure_beside(gpu, experiment, how, &self.provenance, grid, points)
+        };
+        match &self.nic {
+            Nic::Nodes(nodes) => {
+                measure(&mut BetweenNodes::start(points, nodes, false, &how.out.join("logs"))?)
+            }
+            _ => measure(points),
+        }
+    }
+
     /// A point without numbers.
     pub fn point(&self, key: &Key, seconds: f64) -> Point {
         let label = self.provenance.label(&[Part::Gpu]);
@@ -161,83 +313,89 @@ impl ServerBench<'_> {
     }
 
     pub fn log(&self, name: &str) -> PathBuf {
-        self.figure.how.out.join(format!("logs/{name}.log"))
+        self.figure.log(name)
     }
 
-    /// A program on the NIC; options follow.
-    fn on_nic(&self, program: &Path) -> Command {
-        let mut command = self.nic.command(&self.figure.programs.softnic, program);
-        command.envs(self.figure.here.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
-        command
+    /// Starts a program on the NIC of an end.
+    fn start(&self, end: usize, program: &Path, options: &[String], log: &Path) -> Result<Started> {
+        let device = match &self.nic {
+            Nic::Software { .. } => None,
+            Nic::Card { device } => Some(device.as_str()),
+            Nic::Nodes(nodes) => Some(nodes.device(end)),
+        };
+        let device = device.into_iter().flat_map(|device| ["--nic".to_owned(), device.to_owned()]);
+        let options: Vec<String> = options.iter().cloned().chain(device).collect();
+        let (Nic::Nodes(nodes), Some(hosts)) = (&self.nic, &self.hosts) else {
+            let mut command = self.nic.command(&self.figure.programs.softnic, program);
+            return Started::here(command.args(options).envs(self.figure.toolkit()), log);
+        };
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        Started::on(&hosts[end], &mut nodes.program(end, &name, &options)?, log)
+    }
+
+    /// The option that names a file of an end: its path here, or below the data of its host.
+    fn file(&self, option: &str, end: usize, here: &Path) -> [String; 2] {
+        let Nic::Nodes(nodes) = &self.nic else { return [option.to_owned(), here.display().to_string()] };
+        let name = here.file_name().unwrap_or_default().to_string_lossy();
+        [option.to_owned(), nodes.hosts()[end].file(&format!("{DATA}/{name}"))]
     }
 
     /// Starts a server of the zoo's models with these options.
-    pub fn server(&self, options: &[String], log: &Path) -> Result<JsonProgram> {
-        let mut command = self.on_nic(&self.figure.programs.server);
-        command.args(options).arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
-        JsonProgram::start(&mut command, log)
+    pub fn server(&self, options: &[String], log: &Path) -> Result<Started> {
+        let address = match &self.nic {
+            Nic::Nodes(nodes) => {
+                let host = &nodes.hosts()[SERVER];
+                format!("{}:{}", host.address, host.port)
+            }
+            _ => "127.0.0.1:0".to_owned(),
+        };
+        // On a host the weights, which follow from the manifest, are made in memory.
+        let store = ["--store".to_owned(), zoo::folder().display().to_string()];
+        let mut options = [options, &["--listen".to_owned(), address]].concat();
+        options.extend(if self.is_on_nodes() { Vec::new() } else { store.to_vec() });
+        options.extend(self.file("--manifests", SERVER, &zoo::manifests()));
+        self.start(SERVER, &self.figure.programs.server, &options, log)
     }
 
     /// Starts a server, and waits until it listens: where.
-    pub fn listening(&self, options: &[String], log: &Path) -> Result<(JsonProgram, String)> {
+    pub fn listening(&self, options: &[String], log: &Path) -> Result<(Started, String)> {
         let mut server = self.server(options, log)?;
-        let address = server.address("the server", BEGIN)?;
+        let address = server.program.address("the server", BEGIN)?;
         Ok((server, address))
     }
 
-    /// The file that a model's answers are compared with, made once. By ONNX Runtime, or, where it is not, by our kernels without a
-    /// server: on the GPU, launched by the CPU, or on the twin.
-    pub fn reference(&self, model: &str) -> Result<PathBuf> {
-        let file = self.figure.how.out.join(format!("reference-{model}.f32"));
-        if self.references.borrow().contains(model) {
-            return Ok(file);
-        }
-        // One of an earlier run must not be taken for this one's.
-        files::remove(&file)?;
-        let runtime = Search::here(None).find();
-        let engine = match (&runtime, self.figure.machine) {
-            (Ok(_), _) => "cpu",
-            (Err(_), Machine::Gpu) => "own",
-            (Err(_), Machine::Twin) => "twin",
-        };
-        let inputs = option(self.spec, "inputs")?.to_string();
-        let mut command = Command::new(&self.figure.programs.profiler);
-        command.args(["reference", model, "--engine", engine, "--inputs", &inputs, "--out"]).arg(&file);
-        command.arg("--store").arg(zoo::folder()).arg("--manifests").arg(zoo::manifests());
-        command.envs(self.figure.here.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
-        command.envs(runtime.as_ref().map(|found| (wheels::ONNX_RUNTIME.variable, &found.library)));
-        let log = self.log(&format!("reference-{model}"));
-        let ended = run_logged(&mut command, &log, REFERENCE)?;
-        ensure!(ended == Ended::Well && file.is_file(), "the profiler {ended}; see {}", log.display());
-        let why = runtime.err().map_or_else(String::new, |why| format!(": no ONNX Runtime here: {why}"));
-        say!("{model}: answers are compared with the profiler's, engine {engine}{why}");
-        self.references.borrow_mut().insert(model.to_owned());
-        Ok(file)
-    }
-
     /// Starts a client of a model's server at an address with these options.
-    pub fn client(&self, model: &str, address: &str, options: &[String], log: &Path) -> Result<JsonProgram> {
-        let mut command = self.on_nic(&self.figure.programs.client);
-        command.args(["--connect", address]).args(options).arg("--manifests").arg(zoo::manifests());
-        command.arg("--reference").arg(self.reference(model)?).args(["--tolerance", TOLERANCE]);
-        JsonProgram::start(&mut command, log)
+    pub fn client(&self, model: &str, address: &str, options: &[String], log: &Path) -> Result<Started> {
+        let reference = self.figure.how.out.join(format!("reference-{model}.f32"));
+        let mut all = ["--connect", address].map(str::to_owned).to_vec();
+        all.extend_from_slice(options);
+        all.extend(self.file("--manifests", CLIENT, &zoo::manifests()));
+        all.extend(self.file("--reference", CLIENT, &reference));
+        all.extend(["--tolerance", TOLERANCE].map(str::to_owned));
+        self.start(CLIENT, &self.figure.programs.client, &all, log)
     }
-}
-
-pub fn signal(process: u32, signal: Signal) -> Result<()> {
-    kill(Pid::from_raw(i32::try_from(process)?), signal).context("sending the server a signal")
 }
 
 /// What a server answers that is asked for its counters.
-pub fn status(server: &mut JsonProgram) -> Result<Value> {
-    signal(server.child.0.id(), Signal::SIGUSR1)?;
-    server.json("status", WAIT).context("the server, asked for its counters")
+pub fn status(server: &mut Started) -> Result<Value> {
+    server.process.signal(Signal::SIGUSR1)?;
+    server.program.json("status", WAIT).context("the server, asked for its counters")
 }
 
 /// Has a server end. Error: it does not end well.
-pub fn end(server: &mut JsonProgram) -> Result<()> {
-    signal(server.child.0.id(), Signal::SIGTERM)?;
-    server.ends_well("the server", END)
+pub fn end(server: &mut Started) -> Result<()> {
+    server.process.signal(Signal::SIGTERM)?;
+    server.program.ends_well("the server", END)
+}
+
+/// Takes series out of a grid, and says why: which.
+pub fn leave_out(grid: &mut Grid, is_left_out: &dyn Fn(&str) -> bool, why: &str) -> Vec<String> {
+    let (left_out, kept): (Vec<_>, Vec<_>) = grid.series.drain(..).partition(|series| is_left_out(series));
+    grid.series = kept;
+    if !left_out.is_empty() {
+        say!("left out: {} ({why})", left_out.join(", "));
+    }
+    left_out
 }
 
 /// Waits for the end of a client that has said its last line, `run`. Error: a bad end that no count tells of.

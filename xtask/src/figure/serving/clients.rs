@@ -3,7 +3,7 @@
 //! A series is `gpu-COUNT-MODEL`. A point is a server and so many clients, each a process; what counts is the time in which all of them
 //! are served (`experiments/bench-clients/README.md`).
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -15,10 +15,9 @@ use serde_json::{Value, json};
 use super::bench::{
     self, BEGIN, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, option, parts,
 };
+use super::started::Started;
 use crate::figure::cpu::{ProcessSampler, ProcessSnapshot, ProcessUse};
 use crate::figure::options::{Machine, Options};
-use crate::figure::samples;
-use crate::process::JsonProgram;
 use crate::shell;
 
 /// What the spec calls its points.
@@ -42,8 +41,8 @@ impl<'a> Line<'a> {
 }
 
 /// Measures and reports.
-pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
-    let Some(figure) = ServerFigure::begin(&experiment, options, dry_run)? else { return Ok(()) };
+pub fn run(mut experiment: Experiment, options: &Options) -> Result<()> {
+    let Some(figure) = ServerFigure::begin(&mut experiment, options, dry_run)? else { return Ok(()) };
     execute(&experiment, &figure)
 }
 
@@ -52,7 +51,7 @@ fn server_options(spec: &Spec, line: &Line<'_>, machine: Machine) -> Result<Vec<
     let (slots, machine, model) = (option(spec, "slots")?, machine.name(), line.model);
     Ok(shell::words(&format!(
         "--mode gpu-graph --machine {machine} --model {model} --slots {slots} --slots-per-client {slots} \
-         --listen 127.0.0.1:0 --json -"
+         --json -"
     )))
 }
 
@@ -69,15 +68,14 @@ fn client_options(spec: &Spec, line: &Line<'_>, seconds: f64) -> Result<Vec<Stri
 
 fn execute(experiment: &Experiment, figure: &ServerFigure) -> Result<()> {
     let (spec, how) = (&experiment.spec, &figure.how);
-    let bench = figure.bench(spec)?;
     let grid = spec.grid(how.extent);
-    // Before anything is sampled.
-    for key in grid.keys() {
-        bench.reference(Line::of(&key.series)?.model)?;
-    }
-    let earlier = samples::measure(experiment, how, &bench.provenance, &grid, &mut Clients(&bench))?;
-    let timers = json!([{ "name": "window", "start": "the last client's first line, after a second", "stop": "the first one's last line" }]);
-    run::report(experiment, how, &earlier, &Extra { timers, ..Extra::default() })
+    let models = grid.series.iter().map(|series| Ok(Line::of(series)?.model));
+    let models = models.collect::<Result<BTreeSet<&str>>>()?;
+    figure.on_nic(spec, &models, &|bench| {
+        let earlier = bench.measure(experiment, &grid, figure.gpu(), &mut Clients(bench))?;
+        let timers = json!([{ "name": "window", "start": "the last client's first line, after a second", "stop": "the first one's last line" }]);
+        run::report(experiment, how, &earlier, &Extra { timers, ..Extra::default() })
+    })
 }
 
 /// Points of a server and its clients.
@@ -86,12 +84,15 @@ struct Clients<'a>(&'a ServerBench<'a>);
 /// Answers of a client, as it says each second: when that was heard, and how many in all.
 type Heard = Vec<(f64, u64)>;
 
-/// What a client said, its last line, and what it used of the CPU between the first and the last line of `heard`.
+/// What a client said, its last line, and what it used of the CPU for how many answers, between the first and the last look at it.
 struct HeardClient {
     heard: Heard,
     run: Value,
-    used: ProcessUse,
+    used: Option<(ProcessUse, u64)>,
 }
+
+/// A look at a client, when it was taken, and the answers by then.
+type Looked = (ProcessSnapshot, f64, u64);
 
 impl run::Bench for Clients<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
@@ -100,7 +101,7 @@ impl run::Bench for Clients<'_> {
         let log = |end: &str| bench.log(&format!("{}-{}-{end}", key.series, key.repetition));
         let options = server_options(bench.spec, &line, bench.figure.machine)?;
         let (mut server, address) = bench.listening(&options, &log("server"))?;
-        let watch = ProcessSampler::start(server.child.0.id(), Duration::from_secs(1))?;
+        let watch = ProcessSampler::start(server.process.look(), Duration::from_secs(1))?;
         let mut clients = Vec::new();
         for nth in 0..line.count {
             let options = client_options(bench.spec, &line, seconds)?;
@@ -121,28 +122,31 @@ impl run::Bench for Clients<'_> {
 }
 
 /// Reads a client's lines to their end.
-fn hear(client: &mut JsonProgram, since: Instant, seconds: f64) -> Result<HeardClient> {
-    let (mut heard, mut looks) = (Heard::new(), None);
-    let process = PathBuf::from(format!("/proc/{}", client.child.0.id()));
+fn hear(client: &mut Started, since: Instant, seconds: f64) -> Result<HeardClient> {
+    let (mut heard, mut looks) = (Heard::new(), None::<[Looked; 2]>);
+    let (mut look, client) = (client.process.look(), &mut client.program);
     let limit = Duration::from_secs_f64(seconds + LEAD) + BEGIN;
     loop {
         let said = client.json_of(&["live", "run"], SILENCE).context("a client")?;
         if said["kind"] == "run" {
             bench::ended(client, &said, since)?;
-            let time = heard.last().zip(heard.first()).map_or(0.0, |(last, first)| last.0 - first.0);
-            let used = looks.map(|[first, last]: [ProcessSnapshot; 2]| last.since(&first, time));
-            return Ok(HeardClient { heard, run: said, used: used.unwrap_or_default() });
+            let used =
+                looks.map(|[first, last]| (last.0.since(&first.0, last.1 - first.1), last.2 - first.2));
+            return Ok(HeardClient { heard, run: said, used });
         }
         let answered = said["answered"].as_u64().context("a client's line `live` has no answered")?;
-        heard.push((since.elapsed().as_secs_f64(), answered));
-        let look = ProcessSnapshot::at(&process)?;
-        looks = Some(match looks {
-            Some([first, mut last]) => {
-                last.update(look);
-                [first, last]
-            }
-            None => [look.clone(), look],
-        });
+        let at = since.elapsed().as_secs_f64();
+        heard.push((at, answered));
+        // On another host it may have ended since.
+        if let Ok(look) = look() {
+            looks = Some(match looks {
+                Some([first, (mut last, ..)]) => {
+                    last.update(look);
+                    [first, (last, at, answered)]
+                }
+                None => [(look.clone(), at, answered), (look, at, answered)],
+            });
+        }
         ensure!(since.elapsed() < limit, "a client still runs; see {}", client.log.display());
     }
 }
@@ -168,12 +172,10 @@ fn fill_use(
     looks: &[(f64, ProcessSnapshot)],
     [begin, end]: [f64; 2],
 ) {
-    let answers = |one: &HeardClient| {
-        one.heard.last().zip(one.heard.first()).map_or(0, |(last, first)| last.1 - first.1)
-    };
-    let answers = clients.iter().map(answers).sum::<u64>() as f64;
-    let ms =
-        |of: fn(&ProcessUse) -> f64| clients.iter().map(|one| of(&one.used)).sum::<f64>() * 1e3 / answers;
+    let used: Option<Vec<_>> = clients.iter().map(|one| one.used.as_ref()).collect();
+    let used = used.unwrap_or_default();
+    let answers = used.iter().map(|(_, answers)| answers).sum::<u64>() as f64;
+    let ms = |of: fn(&ProcessUse) -> f64| used.iter().map(|(used, _)| of(used)).sum::<f64>() * 1e3 / answers;
     if answers > 0.0 {
         point.values.insert("client_ms".into(), ms(|used| used.own));
         point.values.insert("client_nic_ms".into(), ms(|used| used.nic));
@@ -218,7 +220,7 @@ fn fill(point: &mut Point, clients: &[HeardClient], looks: &[(f64, ProcessSnapsh
 }
 
 /// What would be measured and judged (INV-10).
-fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> Result<String> {
+fn dry_run(experiment: &Experiment, how: &resume::Options, nic: &str, machine: Machine) -> Result<String> {
     let spec = &experiment.spec;
     let grid = spec.grid(how.extent);
     let mut lines = vec![
@@ -230,12 +232,13 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
             grid.repeat,
             grid.seconds
         ),
-        format!("nic: the software NIC, a process each; machine: {}", machine.name()),
+        format!("nic: {nic}; machine: {}", machine.name()),
         format!("results: {}", how.out.display()),
     ];
     for series in &grid.series {
         let line = Line::of(series)?;
-        lines.push(format!("{series}: inference-server {}", server_options(spec, &line, machine)?.join(" ")));
+        let words = server_options(spec, &line, machine)?.join(" ");
+        lines.push(format!("{series}: inference-server --listen … {words}"));
         let words = client_options(spec, &line, grid.seconds)?.join(" ");
         lines.push(format!("  {} × doorbell-client --connect … {words}", line.count));
     }
@@ -281,7 +284,7 @@ mod tests {
             let client = |(heard, run): &(Heard, Value)| HeardClient {
                 heard: heard.clone(),
                 run: run.clone(),
-                used: used.clone(),
+                used: Some((used.clone(), heard[heard.len() - 1].1 - heard[0].1)),
             };
             fill(&mut point, &clients.iter().map(client).collect::<Vec<_>>(), &looks, 2.0);
             point

@@ -3,7 +3,8 @@
 //! A series is `gpu-LINE-MODEL`, or `gpu-LINE+MODE-MODEL` for another of the server's modes than gpu-graph. A point is a server and a client of their own: the line is the server's `--sleep`. `cpu.rs` reads what the
 //! server's threads use; phases are initialisation, serving and end (`experiments/fig7/README.md`).
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,21 +18,19 @@ use serde_json::{Value, json};
 
 use super::models::Profiler;
 use super::options::{Machine, Options};
-use super::samples::{self, Gpu};
-use crate::descendants::is_alive;
-use crate::process::JsonProgram;
+use super::samples::Gpu;
 use crate::shell;
 
 mod bench;
 pub mod clients;
+mod started;
 pub mod threads;
 pub mod time;
 
 use super::cpu::{DRIVER, ProcessSampler, ProcessSnapshot, ProcessUse, timeline};
 pub use bench::Programs;
-use bench::{
-    BEGIN, END, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, option, parts, signal,
-};
+use bench::{BEGIN, END, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, option, parts};
+use started::Started;
 
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-cpu";
@@ -61,10 +60,9 @@ impl<'a> Line<'a> {
 }
 
 /// Measures and reports.
-pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
-    let Some(figure) = ServerFigure::begin(&experiment, options, dry_run)? else { return Ok(()) };
-    let gpu = Gpu::of_run(figure.machine == Machine::Gpu);
-    execute(&experiment, &figure, gpu)
+pub fn run(mut experiment: Experiment, options: &Options) -> Result<()> {
+    let Some(figure) = ServerFigure::begin(&mut experiment, options, dry_run)? else { return Ok(()) };
+    execute(&experiment, &figure, figure.gpu())
 }
 
 /// The grid of an extent: `--quick` has one model, and the twin one line.
@@ -88,7 +86,7 @@ fn server_options(spec: &Spec, line: &Line<'_>, machine: Machine) -> Result<Vec<
     let (machine, Line { sleep, mode, model }) = (machine.name(), line);
     Ok(shell::words(&format!(
         "--mode gpu-{mode} --machine {machine} --sleep {sleep} --model {model} --warmup {warmup} --slots {slots} \
-         --listen 127.0.0.1:0 --status - --json -"
+         --status - --json -"
     )))
 }
 
@@ -103,21 +101,35 @@ fn client_options(spec: &Spec, line: &Line<'_>, seconds: f64) -> Result<Vec<Stri
 
 fn execute(experiment: &Experiment, figure: &ServerFigure, gpu: Gpu) -> Result<()> {
     let (spec, how) = (&experiment.spec, &figure.how);
-    let bench = figure.bench(spec)?;
     let (grid, left_out) = grid(spec, how.extent, figure.machine);
-    // Before anything is sampled.
-    for key in grid.keys() {
-        let line = Line::of(&key.series)?;
-        if line.sleep != STEALS {
-            bench.reference(line.model)?;
-        }
+    let mut models = BTreeSet::new();
+    for series in &grid.series {
+        let line = Line::of(series)?;
+        models.extend((line.sleep != STEALS).then_some(line.model));
     }
-    let mut points = Served { bench: &bench, gpu: gpu.clone() };
-    let earlier = samples::measure_beside(gpu, experiment, how, &bench.provenance, &grid, &mut points)?;
+    figure.on_nic(spec, &models, &|bench| execute_on(bench, experiment, (&grid, &left_out), gpu.clone()))
+}
+
+/// Measures and reports what is kept of the grid.
+fn execute_on(
+    bench: &ServerBench<'_>,
+    experiment: &Experiment,
+    (grid, left_out): (&Grid, &[String]),
+    gpu: Gpu,
+) -> Result<()> {
+    let (mut grid, mut left_out) = (grid.clone(), left_out.to_vec());
+    if bench.is_on_nodes() {
+        let is_steals = |series: &str| Line::of(series).is_ok_and(|line| line.sleep == STEALS);
+        let why = "the profiler runs on this machine, and not beside the server";
+        left_out.extend(bench::leave_out(&mut grid, &is_steals, why));
+    }
+    let mut points = Served { bench, gpu: gpu.clone() };
+    let earlier = bench.measure(experiment, &grid, gpu, &mut points)?;
     let timers = json!([{ "name": "serving", "start": "the client's first line, after a second", "stop": "its last line" }]);
     let lines =
         threads::table(&table::rows(&earlier.points)).iter().skip(1).map(|line| line.join("  ")).collect();
-    run::report(experiment, how, &earlier, &Extra { left_out, timers, lines, ..Extra::default() })
+    let extra = Extra { left_out, timers, lines, ..Extra::default() };
+    run::report(experiment, &bench.figure.how, &earlier, &extra)
 }
 
 /// Points of a server and a client each.
@@ -134,10 +146,10 @@ struct Phases {
     /// Seconds, cores, and the NIC's cores.
     cores: Vec<[f64; 3]>,
     watts: Option<f64>,
-    /// From a signal until the sleeping server's answer was read.
+    /// From a signal until the sleeping server's answer was read; `None` as `stopped`, and of a server that does not sleep so.
     woken: Option<Duration>,
-    /// From SIGTERM until the server's last line.
-    stopped: Duration,
+    /// From SIGTERM until the server's last line; `None`: a signal by ssh takes longer than that.
+    stopped: Option<Duration>,
     /// The client's last line.
     run: Value,
 }
@@ -175,7 +187,7 @@ fn fill(point: &mut Point, phases: &Phases) {
         ("p99_us", number("/latency/p99_ns").map(|ns| ns / 1e3)),
         ("gpu_watts", *watts),
         ("woken_ms", woken.map(|time| time.as_secs_f64() * 1e3)),
-        ("stopped_ms", Some(stopped.as_secs_f64() * 1e3)),
+        ("stopped_ms", stopped.map(|time| time.as_secs_f64() * 1e3)),
         ("serving_s", Some(serving.seconds)),
         ("init_s", Some(init.seconds)),
         ("end_s", Some(end.seconds)),
@@ -195,12 +207,11 @@ fn fill(point: &mut Point, phases: &Phases) {
 
 impl Served<'_> {
     /// Starts a server, and waits until it listens: with where.
-    fn server(&self, line: &Line<'_>, log: &Path) -> Result<(JsonProgram, ProcessSampler, String)> {
+    fn server(&self, line: &Line<'_>, log: &Path) -> Result<(Started, ProcessSampler, String)> {
         let options = server_options(self.bench.spec, line, self.bench.figure.machine)?;
         let mut server = self.bench.server(&options, log)?;
-        // The launcher becomes the server: one process, whose number stays.
-        let watch = ProcessSampler::start(server.child.0.id(), APART)?;
-        let address = server.address("the server", BEGIN)?;
+        let watch = ProcessSampler::start(server.process.look(), APART)?;
+        let address = server.program.address("the server", BEGIN)?;
         Ok((server, watch, address))
     }
 
@@ -229,7 +240,7 @@ impl Served<'_> {
         let log = |end: &str| self.bench.log(&format!("{name}-{end}"));
         let (mut server, watch, address) = self.server(line, &log("server"))?;
         let options = client_options(self.bench.spec, line, seconds)?;
-        let mut client = self.bench.client(line.model, &address, &options, &log("client"))?;
+        let mut client = self.bench.client(line.model, &address, &options, &log("client"))?.program;
         client.json("live", BEGIN).context("the client")?;
         let (begun, since) = (watch.border()?, Instant::now());
         let limit = Instant::now() + Duration::from_secs_f64(seconds) + SILENCE;
@@ -244,25 +255,26 @@ impl Served<'_> {
                 client.log.display()
             );
         };
-        let served =
-            watch.border().with_context(|| format!("the server is gone; see {}", server.log.display()))?;
+        let served = watch
+            .border()
+            .with_context(|| format!("the server is gone; see {}", server.program.log.display()))?;
         let watts = self.gpu.watts_since(since);
         bench::ended(&mut client, &run, since)?;
-        let process = server.child.0.id();
+        let by_ssh = self.bench.is_on_nodes();
         let asked = Instant::now();
         // The others sleep in the driver, which no signal leaves.
         let woken = (line.sleep == EVENT).then(|| bench::status(&mut server).map(|_| asked.elapsed()));
-        let woken = woken.transpose()?;
-        signal(process, Signal::SIGTERM)?;
+        let woken = woken.transpose()?.filter(|_| !by_ssh);
+        server.process.signal(Signal::SIGTERM)?;
         let asked = Instant::now();
         let (stopped, last) = thread::scope(|scope| {
-            let last = scope.spawn(|| last_look(process, END, served.1.clone()));
-            let stopped = server.json_of(&["served"], END).map(|_| asked.elapsed());
+            let last = scope.spawn(|| last_look(&watch, END, served.1.clone()));
+            let stopped = server.program.json_of(&["served"], END).map(|_| asked.elapsed());
             (stopped, last.join().unwrap_or_else(|_| served.1.clone()))
         });
         let end = last.since(&served.1, watch.seconds() - served.0);
-        server.ends_well("the server", END)?;
-        let stopped = stopped.context("the server")?;
+        server.program.ends_well("the server", END)?;
+        let stopped = Some(stopped.context("the server")?).filter(|_| !by_ssh);
         let taken = watch.end();
         let zero = ProcessSnapshot::default();
         Ok(Phases {
@@ -279,14 +291,12 @@ impl Served<'_> {
 }
 
 /// The last look at a process that ends, behind `last`: its sum is there until its parent waits for it, its threads are not.
-fn last_look(process: u32, limit: Duration, mut last: ProcessSnapshot) -> ProcessSnapshot {
-    let folder = PathBuf::from(format!("/proc/{process}"));
+fn last_look(watch: &ProcessSampler, limit: Duration, mut last: ProcessSnapshot) -> ProcessSnapshot {
     let since = Instant::now();
     while since.elapsed() < limit {
-        if let Ok(look) = ProcessSnapshot::at(&folder) {
-            last.update(look);
-        }
-        if !is_alive(process) {
+        let Ok((_, look)) = watch.border() else { break };
+        last.update(look);
+        if last.has_ended() {
             break;
         }
         thread::sleep(Duration::from_millis(2));
@@ -295,7 +305,7 @@ fn last_look(process: u32, limit: Duration, mut last: ProcessSnapshot) -> Proces
 }
 
 /// What would be measured, drawn and judged (INV-10).
-fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> Result<String> {
+fn dry_run(experiment: &Experiment, how: &resume::Options, nic: &str, machine: Machine) -> Result<String> {
     let spec = &experiment.spec;
     let (grid, left_out) = grid(spec, how.extent, machine);
     let of = |series: &String| grid.seconds_of(series);
@@ -309,10 +319,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
             grid.repeat,
             all
         ),
-        format!(
-            "nic: the software NIC, two processes; its threads are counted apart; machine: {}",
-            machine.name()
-        ),
+        format!("nic: {nic}; a software NIC's threads are counted apart; machine: {}", machine.name()),
         format!("results: {}", how.out.display()),
     ];
     for series in &grid.series {
@@ -323,7 +330,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
             continue;
         }
         lines.push(format!(
-            "{series}, {} s: inference-server {}",
+            "{series}, {} s: inference-server --listen … {}",
             of(series),
             server_options(spec, &line, machine)?.join(" ")
         ));

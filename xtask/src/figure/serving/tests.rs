@@ -1,21 +1,35 @@
 //! Figure 7 by stand-ins: a server that works as long as it is told to, and a client that says what a client says.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
-use measure::Label;
+use measure::{Label, Provenance};
 
 use super::*;
+use crate::figure::nic::Nic;
+use crate::figure::nodes::Nodes;
 use crate::process::script;
+use crate::testbed::hosts;
 use crate::workspace::root;
 
-/// `softnic run --config FILE --fabric NAME -- COMMAND`
-const SOFTNIC: &str = "#!/bin/sh\nshift 6\nexec \"$@\"\n";
+/// `softnic run OPTIONS -- COMMAND`, and what it says of a NIC's counters.
+const SOFTNIC: &str = r#"#!/bin/sh
+[ $1 = ctl ] && { echo '{"counters":{"cqes":1,"turnarounds":7}}'; exit; }
+until [ $1 = -- ]; do shift; done
+shift
+exec "$@"
+"#;
+/// `generator probe`
+const GENERATOR: &str = r#"#!/bin/sh
+echo '{"kind":"probe","libraries":{"libmlx5":"1.24.44.0"},"devices":[{"name":"mlx5_0"},{"name":"mlx5_3","firmware":"28.1"}]}'
+"#;
 /// Works all the time where it is told to spin, and ends by SIGTERM. The client waits until it has worked for 0.4 s.
 const SERVER: &str = r#"#!/bin/sh
 trap 'echo "{\"kind\":\"served\"}"; exit 0' TERM
 trap 'echo "{\"kind\":\"status\"}"' USR1
 echo "$@" >> FOLDER/server-options
+echo $0 >> FOLDER/server-program
 echo $$ > FOLDER/server
 rm -f FOLDER/spins
 echo '{"kind":"listening","address":"127.0.0.1:1"}'
@@ -26,6 +40,7 @@ esac
 "#;
 const CLIENT: &str = r#"#!/bin/sh
 echo "$@" >> FOLDER/client-options
+echo $0 >> FOLDER/client-program
 echo '{"kind":"live","seconds":1.0}'
 sleep 1
 server=$(cat FOLDER/server)
@@ -68,6 +83,7 @@ impl Stage {
             (&programs.server, SERVER),
             (&programs.client, CLIENT),
             (&programs.profiler, PROFILER),
+            (&folder.join("generator"), GENERATOR),
         ] {
             script(path, &bend(text).replace("FOLDER", &folder.display().to_string()));
         }
@@ -78,16 +94,34 @@ impl Stage {
     fn run(&self, machine: Machine) -> Result<Value> {
         let mut experiment = fig7();
         experiment.spec.keep(|series| !series.contains("block"));
-        let figure = ServerFigure::of_tests(&self.0, how(self.0.join("out"), Extent::Quick), machine);
+        let figure = self.figure(machine);
         // Which says a line each second.
         let smi = self.0.join("nvidia-smi");
         script(&smi, "#!/bin/sh\nwhile :; do echo '1980, 2619, 70'; sleep 0.05; done\n");
         let gpu = match machine {
-            Machine::Gpu => Gpu::by(Command::new(smi), "0000:17:00.0"),
+            Machine::Gpu => Gpu::by(Command::new(smi), Command::new("true"), "0000:17:00.0"),
             Machine::Twin => Gpu::of_run(false),
         };
         execute(&experiment, &figure, gpu)?;
         Ok(serde_json::from_str(&fs::read_to_string(figure.how.out.join("summary.json"))?)?)
+    }
+
+    fn figure(&self, machine: Machine) -> ServerFigure {
+        ServerFigure::of_tests(&self.0, how(self.0.join("out"), Extent::Quick), machine)
+    }
+
+    /// A quick run of the line `event` on this NIC.
+    fn run_on(&self, nic: Nic, machine: Machine) -> Result<()> {
+        let (experiment, figure) = (fig7(), self.figure(machine));
+        let (mut grid, _) = grid(&experiment.spec, Extent::Quick, Machine::Gpu);
+        grid.series.retain(|series| series.contains("event") || series.contains(STEALS));
+        fs::create_dir_all(figure.how.out.join("logs")).unwrap();
+        let bench = ServerBench::of(&figure, &experiment.spec, nic)?;
+        execute_on(&bench, &experiment, (&grid, &[]), Gpu::of_run(false))
+    }
+
+    fn asked(&self, end: &str) -> String {
+        fs::read_to_string(self.0.join(format!("{end}-options"))).unwrap()
     }
 
     /// Models whose references were made, in their order.
@@ -213,6 +247,84 @@ fn by_the_twin_nothing_is_judged_and_the_label_says_so() {
 }
 
 #[test]
+fn between_hosts_each_end_has_its_own_files_and_the_servers_threads_are_read_there() {
+    let stage = Stage::new("nodes", str::to_owned);
+    let ssh = stage.0.join("ssh");
+    // As ssh does: what follows the options and the host goes to a shell.
+    script(&ssh, "#!/bin/sh\nshift 5; exec sh -c \"$*\"\n");
+    for name in ["a", "b"] {
+        fs::create_dir_all(stage.0.join(name)).unwrap();
+        std::os::unix::fs::symlink(&stage.0, stage.0.join(name).join("bin")).unwrap();
+    }
+    let host = |name: &str| {
+        let prefix = stage.0.join(name);
+        let path = |path: PathBuf| path.display().to_string().into();
+        let own = [
+            ("name", name.into()),
+            ("ssh", path(ssh.clone())),
+            ("prefix", path(prefix)),
+            ("port", "7".into()),
+        ];
+        serde_json::from_str(&hosts::tests::line(&own)).unwrap()
+    };
+    let nodes = || Nic::Nodes(Box::new(Nodes::new([host("a"), host("b")], ["server", "client"], None)));
+    let probe = stage.0.join("gpu-probe");
+    script(&probe, "#!/bin/sh\necho '{\"gpus\":[],\"missing\":[\"no CUDA driver\"]}'\n");
+    let error = stage.run_on(nodes(), Machine::Gpu).unwrap_err();
+    let words = "fig7: no GPU on a: no CUDA driver; --machine twin tries the command";
+    assert!(error.is::<crate::refused::Refused>() && error.to_string().starts_with(words), "{error:#}");
+    script(&probe, "#!/bin/sh\necho '{\"gpus\":[{\"name\":\"A\",\"arch\":\"sm_80\"}],\"missing\":[]}'\n");
+    stage.run_on(nodes(), Machine::Gpu).unwrap();
+    for (end, program) in [("server", "a/bin/inference-server"), ("client", "b/bin/doorbell-client")] {
+        let started = fs::read_to_string(stage.0.join(format!("{end}-program"))).unwrap();
+        assert_eq!(started.trim_end(), stage.0.join(program).display().to_string());
+    }
+    let (server, client) = (stage.asked("server"), stage.asked("client"));
+    let at = |host: &str, file: &str| format!("{}/{host}/data/{file}", stage.0.display());
+    let words = format!("--listen 192.0.2.1:7 --manifests {} --nic mlx5_0", at("a", "models"));
+    assert!(server.trim_end().ends_with(&words) && !server.contains("--store"), "{server}");
+    let reference = at("b", "reference-squeezenet-1.1.f32");
+    let words =
+        format!("--manifests {} --reference {reference} --tolerance 1e-3 --nic mlx5_0", at("b", "models"));
+    assert!(client.starts_with("--connect 127.0.0.1:1 ") && client.trim_end().ends_with(&words), "{client}");
+    let [point] = <[Point; 1]>::try_from(stage.points()).unwrap();
+    assert_eq!(point.series, "gpu-event-squeezenet-1.1", "no steals");
+    let has = |name: &str| point.values.contains_key(name);
+    assert!(has("switches_per_s") && has("end_s") && !has("woken_ms") && !has("stopped_ms"), "{point:?}");
+    assert!(point.values.keys().any(|name| name.starts_with("thread ")), "{:?}", point.values);
+    let Provenance { gpu_device, hosts, nic, gpu, .. } = &point.provenance;
+    let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+    assert_eq!((gpu_device.as_str(), names), ("A, sm_80", vec!["a", "b"]));
+    assert_eq!((*nic, *gpu), (Label::Emulated, Label::Hardware));
+    let (experiment, figure) = (fig7(), stage.figure(Machine::Gpu));
+    let bench = ServerBench::of(&figure, &experiment.spec, nodes()).unwrap();
+    let (mut server, _) = bench.listening(&[], &figure.log("asked")).unwrap();
+    // That of this machine is not asked.
+    let counters = server.process.nic_counters(Path::new("/no/such/softnic")).unwrap();
+    assert_eq!(counters["turnarounds"], 7);
+    bench::end(&mut server).unwrap();
+    let samples = point.samples.unwrap();
+    assert!(samples.absent.contains_key("machine") && !samples.absent.contains_key("nic"), "{samples:?}");
+}
+
+#[test]
+fn on_a_card_of_this_host_both_ends_use_it_and_no_software_nic() {
+    let stage = Stage::new("card", str::to_owned);
+    script(&stage.0.join("softnic"), "#!/bin/sh\nexit 7\n");
+    stage.run_on(Nic::Card { device: "mlx5_3".into() }, Machine::Gpu).unwrap();
+    for end in ["server", "client"] {
+        let asked = stage.asked(end);
+        assert!(asked.lines().all(|options| options.ends_with(" --nic mlx5_3")), "{asked}");
+    }
+    let points = stage.points();
+    let Provenance { nic, link, device, nic_options, .. } = &points[0].provenance;
+    // Packets do not leave the card.
+    assert_eq!((*nic, *link, device.as_str()), (Label::Hardware, Label::None, "mlx5_3"));
+    assert_eq!(nic_options["firmware"], "28.1");
+    assert!(points.len() == 2 && points[0].values.contains_key("woken_ms"), "{points:?}");
+}
+
+#[test]
 fn what_goes_wrong_is_named_with_its_log() {
     for (name, from, to, words, refused) in [
         ("refused", "rm -f FOLDER/spins\n", "echo 'server: no --sleep' >&2; exit 2\n", "no --sleep", true),
@@ -238,7 +350,9 @@ fn what_goes_wrong_is_named_with_its_log() {
 #[test]
 fn a_dry_run_says_lines_models_and_times() {
     let experiment = fig7();
-    let of = |extent, machine| dry_run(&experiment, &how(PathBuf::from("out"), extent), machine).unwrap();
+    let of = |extent, machine| {
+        dry_run(&experiment, &how(PathBuf::from("out"), extent), "mlx5_7", machine).unwrap()
+    };
     let whole = of(Extent::Normal, Machine::Gpu);
     for words in [
         "37 points: 9 series × 5 repetitions at most, 1405 s of serving",

@@ -4,7 +4,7 @@
 //! (`--trace`) and one client after the other, each with a load of its own; in the first repetition, of the first model, also a server that
 //! notes nothing, whose rate tells what the noting takes (`experiments/fig6/README.md`). Where a flag tells of a request, the NIC's counters time it.
 
-use std::process::Command;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -17,9 +17,8 @@ use measure::json_lines;
 use serde_json::{Value, json};
 
 use super::bench::{self, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, parts};
+use super::started::{Process, Started};
 use crate::figure::options::{Machine, Options};
-use crate::figure::samples;
-use crate::process::{JsonProgram, WAIT, output};
 use crate::shell;
 
 /// What the spec calls the points of this figure.
@@ -115,8 +114,8 @@ impl<'a> Line<'a> {
 }
 
 /// Measures and reports.
-pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
-    let Some(figure) = ServerFigure::begin(&experiment, options, dry_run)? else { return Ok(()) };
+pub fn run(mut experiment: Experiment, options: &Options) -> Result<()> {
+    let Some(figure) = ServerFigure::begin(&mut experiment, options, dry_run)? else { return Ok(()) };
     execute(&experiment, &figure)
 }
 
@@ -163,7 +162,7 @@ fn server_options(spec: &Spec, series: &str, machine: Machine, is_traced: bool) 
     let status = if line.is_baseline() { "" } else { "--status -" };
     Ok(shell::words(&format!(
         "{} {place} --machine {} --model {} --arrival {} --warmup {warmup} --slots {slots} --slots-per-client {slots} \
-         --memory {memory} --listen 127.0.0.1:0 --json - {trace} {status}",
+         --memory {memory} --json - {trace} {status}",
         line.options()?,
         machine.name(),
         line.model,
@@ -187,22 +186,39 @@ fn client_options(spec: &Spec, series: &str, load: Load, [seconds, per_s]: [f64;
 }
 
 fn execute(experiment: &Experiment, figure: &ServerFigure) -> Result<()> {
-    let (spec, how) = (&experiment.spec, &figure.how);
-    let bench = figure.bench(spec)?;
-    let (grid, left_out) = grid(spec, how.extent);
-    let mut points = Timed { bench: &bench, keys: grid.keys() };
-    // Before anything is sampled.
-    for key in &points.keys {
-        bench.reference(Line::of(&key.series)?.model)?;
+    let spec = &experiment.spec;
+    let (grid, left_out) = grid(spec, figure.how.extent);
+    let models = grid.series.iter().map(|series| Ok(Line::of(series)?.model));
+    let models = models.collect::<Result<BTreeSet<&str>>>()?;
+    figure.on_nic(spec, &models, &|bench| execute_on(bench, experiment, (&grid, &left_out)))
+}
+
+/// Whether the software NIC times the requests of a series.
+fn is_flag(series: &str) -> bool {
+    Line::of(series).is_ok_and(|line| line.variant == Some(FLAG))
+}
+
+/// Measures and reports what is kept of the grid.
+fn execute_on(
+    bench: &ServerBench<'_>,
+    experiment: &Experiment,
+    (grid, left_out): (&Grid, &[String]),
+) -> Result<()> {
+    let (mut grid, mut left_out) = (grid.clone(), left_out.to_vec());
+    if bench.is_card() {
+        let why = "a card does not count the time from a request to its answer";
+        left_out.extend(bench::leave_out(&mut grid, &is_flag, why));
     }
-    let earlier = samples::measure(experiment, how, &bench.provenance, &grid, &mut points)?;
+    let mut points = Timed { bench, keys: grid.keys() };
+    let earlier = bench.measure(experiment, &grid, bench.figure.gpu(), &mut points)?;
     let lines = grid.series.iter().filter_map(|series| said_use(series, &earlier.points)).collect();
     let timers = json!([{
         "name": "service",
         "start": "the timestamp of the request's receive completion, by the NIC's clock",
         "stop": "behind the answer's doorbell: the GPU's global timer, or the CPU's clock where it rings",
     }]);
-    run::report(experiment, how, &earlier, &Extra { left_out, timers, lines, ..Extra::default() })
+    let extra = Extra { left_out, timers, lines, ..Extra::default() };
+    run::report(experiment, &bench.figure.how, &earlier, &extra)
 }
 
 /// Points of a server and its clients each.
@@ -237,7 +253,7 @@ impl run::Bench for Timed<'_> {
                 load => share(self.bench.spec, &key.series, load.name())?,
             };
             let run = self.client(key, load, &address, [seconds, share * runs_per_s])?;
-            let traced = server.json_of(&["traced"], SILENCE).context("the server")?;
+            let traced = server.program.json_of(&["traced"], SILENCE).context("the server")?;
             fill(&mut point, load, &run, &traced)?;
             took.push((load, run["seconds"].as_f64().unwrap_or_default()));
         }
@@ -250,7 +266,7 @@ impl run::Bench for Timed<'_> {
             let run = self.client(key, Load::Full, &address, [seconds, 0.0])?;
             bench::end(&mut server)?;
             let untraced = run["answers_per_second"].as_f64().unwrap_or_default();
-            ensure!(untraced > 0.0, "no answer without --trace; see {}", server.log.display());
+            ensure!(untraced > 0.0, "no answer without --trace; see {}", server.program.log.display());
             let traced = point.values.get("full_per_s").copied().unwrap_or_default();
             point.values.insert("trace_cost".into(), 1.0 - traced / untraced);
         }
@@ -414,23 +430,18 @@ impl Timed<'_> {
     /// Serves one request at a time whose arrival nothing but the NIC has a time of.
     fn by_the_nic(&self, key: &Key, seconds: f64, point: &mut Point) -> Result<()> {
         let (mut server, address) = self.server(key, false)?;
-        let process = server.child.0.id();
-        let before = self.turnarounds(process)?;
+        let before = self.turnarounds(&server.process)?;
         let run = self.client(key, Load::One, &address, [seconds, 0.0])?;
-        let after = self.turnarounds(process)?;
+        let after = self.turnarounds(&server.process)?;
         bench::end(&mut server)?;
         fill_by_the_nic(point, &run, before, after);
         Ok(())
     }
 
-    fn turnarounds(&self, process: u32) -> Result<Turnarounds> {
-        let mut ask = Command::new(&self.bench.figure.programs.softnic);
-        ask.args(["ctl", "counters", &process.to_string(), "--json"]);
-        let said = output(&mut ask, WAIT).context("asking the server's NIC for its counters")?;
-        let line: Value = serde_json::from_str(said.trim()).context("the counters of the server's NIC")?;
-        let count = |name: &str| {
-            line["counters"][name].as_u64().with_context(|| format!("the NIC does not count {name}"))
-        };
+    fn turnarounds(&self, process: &Process) -> Result<Turnarounds> {
+        let counters = process.nic_counters(&self.bench.figure.programs.softnic)?;
+        let count =
+            |name: &str| counters[name].as_u64().with_context(|| format!("the NIC does not count {name}"));
         Ok([count("turnarounds")?, count("turnaround_ns")?])
     }
 
@@ -451,7 +462,7 @@ impl Timed<'_> {
     }
 
     /// Starts a server, and waits until it listens: with where.
-    fn server(&self, key: &Key, is_traced: bool) -> Result<(JsonProgram, String)> {
+    fn server(&self, key: &Key, is_traced: bool) -> Result<(Started, String)> {
         let what = if is_traced { "server" } else { "untraced" };
         let log = self.bench.log(&format!("{}-{}-{what}-{}", key.series, key.repetition, key.x));
         let machine = self.bench.figure.machine;
@@ -462,7 +473,7 @@ impl Timed<'_> {
     fn client(&self, key: &Key, load: Load, address: &str, times: [f64; 2]) -> Result<Value> {
         let log = self.bench.log(&format!("{}-{}-{}", key.series, key.repetition, load.name()));
         let options = client_options(self.bench.spec, &key.series, load, times)?;
-        let mut client = self.bench.client(Line::of(&key.series)?.model, address, &options, &log)?;
+        let mut client = self.bench.client(Line::of(&key.series)?.model, address, &options, &log)?.program;
         let (since, limit) = (Instant::now(), Duration::from_secs_f64(times[0]) + 2 * SILENCE);
         let run = client.json("run", limit).with_context(|| format!("the client; see {}", log.display()))?;
         bench::ended(&mut client, &run, since)?;
@@ -471,7 +482,7 @@ impl Timed<'_> {
 }
 
 /// What would be measured, drawn and judged (INV-10).
-fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> Result<String> {
+fn dry_run(experiment: &Experiment, how: &resume::Options, nic: &str, machine: Machine) -> Result<String> {
     let spec = &experiment.spec;
     let (grid, left_out) = grid(spec, how.extent);
     let mut lines = vec![
@@ -483,7 +494,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
             grid.repeat,
             grid.seconds
         ),
-        format!("nic: the software NIC, two processes; machine: {}", machine.name()),
+        format!("nic: {nic}; machine: {}", machine.name()),
         format!("results: {}", how.out.display()),
     ];
     for series in &grid.series {
@@ -494,7 +505,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, machine: Machine) -> 
         };
         let is_traced = loads.len() > 1;
         lines.push(format!(
-            "{series}: inference-server {}",
+            "{series}: inference-server --listen … {}",
             server_options(spec, series, machine, is_traced)?.join(" ")
         ));
         for &load in loads {

@@ -193,6 +193,11 @@ fn variants_have_requests_of_their_own_and_no_open_loop() {
     assert!(has(&client, ["--slots", "2000"]) && has(&client, ["--arrival", "completion"]), "{client:?}");
     let keys = spec.grid(Extent::Normal).keys();
     assert!(keys.iter().all(|key| key.x == 0 || !key.series.contains('+')));
+    let (mut whole, _) = grid(&spec, Extent::Normal);
+    // As on a card.
+    let of_a_card = bench::leave_out(&mut whole, &is_flag, "why");
+    assert_eq!(of_a_card, ["gpu-fair+flag-squeezenet-1.1", flag]);
+    assert_eq!(whole.series.len() + of_a_card.len(), spec.grid(Extent::Normal).series.len());
     let (quick, left_out) = grid(&spec, Extent::Quick);
     assert!(quick.series.iter().all(|series| !series.contains('+')) && left_out.contains(&flag.to_owned()));
 }
