@@ -4,10 +4,10 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
+use anyhow::{Context as _, Result, bail, ensure};
+use cli::{FAILED, INTERRUPTED, emit, sentence, speaks_to_people};
 use measure::Histogram;
-use serving::{Connection, ConnectionError, Found, SetupRequest, model};
+use serving::{Connection, Found, SetupRequest, model};
 use slots::Status;
 use slots::client::AnswerError;
 use verbs::connect::Wait;
@@ -124,7 +124,7 @@ impl<'a> ClientRun<'a> {
             match self.turn(stop) {
                 Ok(true) => {}
                 Ok(false) => break None,
-                Err(error) => break Some(error.to_string()),
+                Err(error) => break Some(sentence(&error)),
             }
         };
         self.connection.settle();
@@ -138,8 +138,9 @@ impl<'a> ClientRun<'a> {
         self.tally.outcome
     }
 
-    /// Sends what is due and takes one answer, if there is one. False: all is done, or the user wants an end.
-    fn turn(&mut self, stop: &AtomicBool) -> Result<bool, EarlyEnd> {
+    /// Sends what is due and takes one answer, if there is one. False: all is done, or the user wants an end. Error: why the run ends
+    /// early.
+    fn turn(&mut self, stop: &AtomicBool) -> Result<bool> {
         let now_ns = self.connection.now_ns();
         if now_ns >= self.look_ns {
             self.look(now_ns)?;
@@ -166,7 +167,7 @@ impl<'a> ClientRun<'a> {
                 None => std::thread::yield_now(),
             }
             if self.tally.is_stopping && self.connection.outstanding() == 0 {
-                return Err(EarlyEnd::Stopping);
+                bail!("the server is stopping");
             }
             return Ok(self.connection.outstanding() > 0 || !self.load.is_over(now_ns));
         };
@@ -176,7 +177,7 @@ impl<'a> ClientRun<'a> {
     }
 
     /// Looks after deadlines, the server, and the line of each second.
-    fn look(&mut self, now_ns: u64) -> Result<(), EarlyEnd> {
+    fn look(&mut self, now_ns: u64) -> Result<()> {
         self.look_ns = now_ns + LOOK_NS;
         let waited = self.load.expired(now_ns, self.patience_ns());
         self.tally.outcome.counts.lost += self.connection.expired().len() as u64 + waited;
@@ -190,14 +191,16 @@ impl<'a> ClientRun<'a> {
             if speaks_to_people(self.options.json.as_deref()) {
                 say!("{}", live.text());
             } else {
-                emit(self.options.json.as_deref(), &live).map_err(EarlyEnd::Line)?;
+                emit(self.options.json.as_deref(), &live)?;
             }
             self.live = Some((next_ns + SECOND_NS, answered));
         }
         if self.connection.is_exhausted() {
-            return Err(EarlyEnd::Exhausted);
+            bail!("no slot is left: UC has lost a message of each; ask for more --slots");
         }
-        if self.connection.is_alive() { Ok(()) } else { Err(EarlyEnd::Server(self.connection.outstanding())) }
+        let outstanding = self.connection.outstanding();
+        ensure!(self.connection.is_alive(), "the server is gone, with {outstanding} requests outstanding");
+        Ok(())
     }
 
     fn patience_ns(&self) -> u64 {
@@ -240,41 +243,6 @@ impl Tally {
             outcome.counts.wrong += 1;
             let id = header.request_id;
             outcome.first_wrong.get_or_insert_with(|| format!("request {id}, {fault}"));
-        }
-    }
-}
-
-/// Why a run ends early.
-enum EarlyEnd {
-    /// The server is gone, with so many requests outstanding.
-    Server(usize),
-    Connection(ConnectionError),
-    /// The server takes no more requests.
-    Stopping,
-    /// On UC every slot has lost a message.
-    Exhausted,
-    /// The line of a second could not be written.
-    Line(anyhow::Error),
-}
-
-impl From<ConnectionError> for EarlyEnd {
-    fn from(error: ConnectionError) -> EarlyEnd {
-        EarlyEnd::Connection(error)
-    }
-}
-
-impl std::fmt::Display for EarlyEnd {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            EarlyEnd::Server(outstanding) => {
-                write!(f, "the server is gone, with {outstanding} requests outstanding")
-            }
-            EarlyEnd::Connection(error) => error.fmt(f),
-            EarlyEnd::Exhausted => {
-                f.write_str("no slot is left: UC has lost a message of each; ask for more --slots")
-            }
-            EarlyEnd::Stopping => f.write_str("the server is stopping"),
-            EarlyEnd::Line(error) => write!(f, "{error:#}"),
         }
     }
 }

@@ -4,11 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
-use cli::{Nic, OptionScope, check_address};
-use serde::de::DeserializeOwned;
-use serving::{Arrival, Transport};
+use cli::{Nic, OptionScope, check_address, named};
+use serving::{ARRIVALS, Arrival, TRANSPORTS, Transport};
 
 use crate::load::{Arrivals, End, Load};
 
@@ -39,10 +37,10 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub slots: u16,
     /// How each side learns that a message is whole.
-    #[arg(long, default_value = "flag", value_parser = named::<Arrival>(&["flag", "tail", "completion", "send"]))]
+    #[arg(long, default_value = "flag", value_parser = named::<Arrival>(&ARRIVALS))]
     pub arrival: Arrival,
     /// Service of the queue pair.
-    #[arg(long, default_value = "rc", value_parser = named::<Transport>(&["rc", "uc"]))]
+    #[arg(long, default_value = "rc", value_parser = named::<Transport>(&TRANSPORTS))]
     pub transport: Transport,
     /// Number of requests [default: 1000, or as many as --seconds takes].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "seconds")]
@@ -107,13 +105,6 @@ pub const OPTION_SCOPES: [OptionScope<Options>; 3] = [
     },
     OptionScope { options: &["tolerance"], to: "--reference", when: |options| options.reference.is_some() },
 ];
-
-/// Takes the names that a type has in JSON.
-fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
-    names: &'static [&'static str],
-) -> impl TypedValueParser<Value = T> {
-    PossibleValuesParser::new(names).try_map(|name| serde_json::from_value(serde_json::Value::String(name)))
-}
 
 /// Seconds, more than 0 and a day at most.
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -22,7 +22,7 @@ use verbs::QpType;
 use verbs::connect::Closer;
 
 use crate::model::{Model, Recorded, Runs};
-use crate::options::{ArrivalName, Options, Sleep};
+use crate::options::{Options, Sleep};
 use crate::report::{GraphStatus, KernelStatus, ModelStatus, StatusWriter, Totals};
 use crate::serve::{ENDING, STOPPING, begin, close, ending, listen};
 use crate::session::{Granted, Key, Outcome, SETUP, Service, Shared};
@@ -229,7 +229,7 @@ pub fn run(options: &Options) -> Result<u8> {
     let ((context, path), listener) = listen(options, &found)?;
     let machine = options.machine()?;
     let (events, happened) = channel();
-    let arrival = options.arrival().map_or(Arrival::Flag, ArrivalName::arrival);
+    let arrival = options.arrival().unwrap_or(Arrival::Flag);
     // All models are loaded, and all graphs made, before the first one runs: the driver waits for what runs, which never ends.
     let mut lanes = Vec::new();
     for (manifest, geometry) in &found {

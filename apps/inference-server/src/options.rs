@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
-use cli::{Gpu, Memory, Nic, OptionScope};
+use cli::{Gpu, Memory, Nic, OptionScope, named};
 use host_twin::Visibility;
 use pipeline::{Mode, Processor};
 use rdma_shim::kernel::{Machine, Place};
-use serving::{Arrival, Transport};
+use serving::{ARRIVALS, Arrival, TRANSPORTS, Transport};
 use slots::SlotOrder;
 
 /// Serves models to clients over RDMA.
@@ -65,8 +65,8 @@ pub struct Options {
     pub credits: Option<u16>,
     /// Which of a client's requests that wait is served first [default: arrival; where a GPU waits index, since its kernels walk over the
     /// slots]. Clients have their turn in either order.
-    #[arg(long, value_enum)]
-    pub slot_order: Option<SlotOrderName>,
+    #[arg(long, value_parser = named::<SlotOrder>(&SLOT_ORDERS))]
+    pub slot_order: Option<SlotOrder>,
     /// Most memory for the slots of all models: by default 5 GiB, where 4,096 slots of a model with 1 MiB of inputs and outputs fit.
     #[arg(long, value_name = "BYTES", default_value_t = 5 << 30)]
     pub memory: u64,
@@ -77,12 +77,12 @@ pub struct Options {
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub patience: u32,
     /// Serve only queue pairs of this service [default: the client chooses].
-    #[arg(long, value_enum)]
-    pub transport: Option<TransportName>,
+    #[arg(long, value_parser = named::<Transport>(&TRANSPORTS))]
+    pub transport: Option<Transport>,
     /// Serve only clients whose messages arrive this way [default: the client chooses; where a GPU waits flag, since the kernels of a model
     /// wait for one kind].
-    #[arg(long, value_enum)]
-    pub arrival: Option<ArrivalName>,
+    #[arg(long, value_parser = named::<Arrival>(&ARRIVALS))]
+    pub arrival: Option<Arrival>,
     /// Note when the steps of each request are taken, and tell of each client that leaves how long they took, in a line `traced`.
     #[arg(long)]
     pub trace: bool,
@@ -186,63 +186,11 @@ pub enum Baseline {
     Faithful,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TransportName {
-    /// Reliable connection.
-    Rc,
-    /// Unreliable connection: messages may be lost.
-    Uc,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ArrivalName {
-    /// A second WRITE, of a flag.
-    Flag,
-    /// The last bytes of the message.
-    Tail,
-    /// A receive completion.
-    Completion,
-    /// The receive completion of a SEND; not on UC.
-    Send,
-}
-
-/// The order of a client's requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SlotOrderName {
-    /// The one that arrived first.
-    Arrival,
-    /// The one in the next slot, as the paper's release walks over its slots.
-    Index,
-}
-
-impl SlotOrderName {
-    pub fn order(self) -> SlotOrder {
-        match self {
-            SlotOrderName::Arrival => SlotOrder::Arrival,
-            SlotOrderName::Index => SlotOrder::Index,
-        }
-    }
-}
-
-impl TransportName {
-    pub fn transport(self) -> Transport {
-        match self {
-            TransportName::Rc => Transport::Rc,
-            TransportName::Uc => Transport::Uc,
-        }
-    }
-}
-
-impl ArrivalName {
-    pub fn arrival(self) -> Arrival {
-        match self {
-            ArrivalName::Flag => Arrival::Flag,
-            ArrivalName::Tail => Arrival::Tail,
-            ArrivalName::Completion => Arrival::Completion,
-            ArrivalName::Send => Arrival::Send,
-        }
-    }
-}
+/// The orders of a client's requests.
+const SLOT_ORDERS: [(&str, &str); 2] = [
+    ("arrival", "The one that arrived first"),
+    ("index", "The one in the next slot, as the paper's release walks over its slots"),
+];
 
 impl Options {
     /// Whether such a server can be.
@@ -256,15 +204,15 @@ impl Options {
         if self.mode == Mode::GpuPersistent && self.models.len() > 1 {
             bail!("--mode gpu-persistent: the kernel of one model fills the GPU; give --model once");
         }
-        if self.arrival == Some(ArrivalName::Send) && self.transport == Some(TransportName::Uc) {
+        if self.arrival == Some(Arrival::Send) && self.transport == Some(Transport::Uc) {
             bail!("--arrival send: a SEND that --transport uc loses takes no receive; give --transport rc");
         }
-        if self.trace && self.arrival != Some(ArrivalName::Completion) {
+        if self.trace && self.arrival != Some(Arrival::Completion) {
             bail!(
                 "--trace: a receive completion tells when a request has arrived; give --arrival completion"
             );
         }
-        if self.mode.waits() == Processor::Gpu && self.slot_order == Some(SlotOrderName::Arrival) {
+        if self.mode.waits() == Processor::Gpu && self.slot_order == Some(SlotOrder::Arrival) {
             bail!(
                 "--slot-order arrival: in --mode {} kernels walk over the slots, and a flag does not tell when it came; give --slot-order index",
                 self.mode
@@ -304,15 +252,14 @@ impl Options {
     }
 
     /// The order of a client's requests, as it is.
-    pub fn slot_order(&self) -> SlotOrderName {
-        let usual =
-            if self.mode.waits() == Processor::Gpu { SlotOrderName::Index } else { SlotOrderName::Arrival };
+    pub fn slot_order(&self) -> SlotOrder {
+        let usual = if self.mode.waits() == Processor::Gpu { SlotOrder::Index } else { SlotOrder::Arrival };
         self.slot_order.unwrap_or(usual)
     }
 
     /// How messages arrive, if the client does not choose.
-    pub fn arrival(&self) -> Option<ArrivalName> {
-        self.arrival.or((self.mode.waits() == Processor::Gpu).then_some(ArrivalName::Flag))
+    pub fn arrival(&self) -> Option<Arrival> {
+        self.arrival.or((self.mode.waits() == Processor::Gpu).then_some(Arrival::Flag))
     }
 
     /// Where requests lie in a GPU mode.
@@ -471,7 +418,7 @@ mod tests {
 
     #[test]
     fn kernels_walk_over_the_slots_and_a_cpu_serves_them_as_they_come() {
-        for (mode, usual) in [("gpu-graph", SlotOrderName::Index), ("cpu-gpu", SlotOrderName::Arrival)] {
+        for (mode, usual) in [("gpu-graph", SlotOrder::Index), ("cpu-gpu", SlotOrder::Arrival)] {
             assert_eq!(parse(&format!("--mode {mode}")).slot_order(), usual);
             assert_eq!(refusal(&format!("--mode {mode} --slot-order index")), None);
         }

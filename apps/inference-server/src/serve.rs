@@ -77,7 +77,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
             }
         };
         lane.set_patience(options.patience());
-        lane.set_order(options.slot_order().order());
+        lane.set_order(options.slot_order());
         served.push((model, lane));
     }
     let (commands, receiver) = channel();

@@ -20,7 +20,7 @@ use slots::Geometry;
 use verbs::QpType;
 use verbs::connect::{Closer, ConnectError, Listener, Path, Session, Wait};
 
-use crate::options::{ArrivalName, Options, TransportName};
+use crate::options::Options;
 use crate::report::{Joined, Left, Traced};
 
 /// Time for a client to set its end up.
@@ -104,8 +104,8 @@ impl<S> Shared<S> {
             models,
             slots_per_client: options.slots_per_client,
             credits: options.credits,
-            transport: options.transport.map(TransportName::transport),
-            arrival: options.arrival().map(ArrivalName::arrival),
+            transport: options.transport,
+            arrival: options.arrival(),
             clients: options.clients.into(),
             connections: Count::default(),
             refused: Count::default(),

@@ -42,6 +42,7 @@ use anyhow::{Context, Result};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 pub use gpu::{Gpu, Memory};
 pub use nic::{Nic, check_address, connect_pair, nic_label};
@@ -103,6 +104,14 @@ where
     let values =
         names.into_iter().map(|(name, alias, help)| PossibleValue::new(name).aliases(alias).help(help));
     PossibleValuesParser::new(values).try_map(|name| name.parse::<T>())
+}
+
+/// As [`choice`], of a type that has these names in JSON.
+pub fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
+    names: &[(&'static str, &'static str)],
+) -> impl TypedValueParser<Value = T> {
+    let values = names.iter().map(|(name, help)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(values).try_map(|name| serde_json::from_value(serde_json::Value::String(name)))
 }
 
 /// What is wrong with the command line, with clap's tip; clap's own text has lines for the usage too.

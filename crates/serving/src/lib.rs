@@ -10,4 +10,4 @@ pub mod model;
 pub mod setup;
 
 pub use connection::{Answered, Connection, ConnectionError, Found};
-pub use setup::{Arrival, Grant, Reply, SetupError, SetupRequest, Transport};
+pub use setup::{ARRIVALS, Arrival, Grant, Reply, SetupError, SetupRequest, TRANSPORTS, Transport};

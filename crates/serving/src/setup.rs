@@ -28,6 +28,16 @@ pub enum Transport {
     Uc,
 }
 
+/// The transports and arrivals by their names, for command lines.
+pub const TRANSPORTS: [(&str, &str); 2] =
+    [("rc", "Reliable connection"), ("uc", "Unreliable connection: messages may be lost")];
+pub const ARRIVALS: [(&str, &str); 4] = [
+    ("flag", "A second WRITE, of a flag"),
+    ("tail", "The last bytes of the message"),
+    ("completion", "A receive completion"),
+    ("send", "The receive completion of a SEND; not on UC"),
+];
+
 /// The model, slots and transport that a client asks for: its first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetupRequest {

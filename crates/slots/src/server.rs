@@ -22,7 +22,8 @@ pub enum ServerError {
 }
 
 /// Which of a client's requests that wait is served first. Clients have their turn in either order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SlotOrder {
     /// The one that arrived first.
     #[default]

@@ -7,25 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use thiserror::Error;
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::onnx::{Dimension, Extent, Graph, Model, Node, ValueInfo};
-
-/// Why a model was not counted.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the messages say it")]
-pub enum CountError {
-    #[error("the file has no graph")]
-    NoGraph,
-    #[error("{value}: the shape is not fixed; export the model with fixed shapes")]
-    Dynamic { value: String },
-    #[error("node {node}: {value} is neither an input, a weight nor the output of an earlier node")]
-    Unknown { node: String, value: String },
-    #[error("node {node}: the operator {operator} is not counted")]
-    Operator { node: String, operator: String },
-    #[error("node {node} ({operator}): inputs of shapes {shapes:?} do not fit")]
-    Shapes { node: String, operator: String, shapes: Vec<Vec<usize>> },
-}
 
 /// What a node computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,8 +40,8 @@ impl Count {
 
 /// A value's extents, if all are fixed. A first extent that has a name instead of a number is the batch, and
 /// taken as 1.
-pub fn shape_of(value: &ValueInfo) -> Result<Vec<usize>, CountError> {
-    let dynamic = || CountError::Dynamic { value: value.name.clone() };
+pub fn shape_of(value: &ValueInfo) -> Result<Vec<usize>> {
+    let dynamic = || anyhow!("{}: the shape is not fixed; export the model with fixed shapes", value.name);
     let tensor = value.r#type.as_ref().and_then(|r#type| r#type.tensor_type.as_ref());
     let shape = tensor.and_then(|tensor| tensor.shape.as_ref()).ok_or_else(dynamic)?;
     let extent = |(axis, extent): (usize, &Dimension)| match &extent.extent {
@@ -69,8 +53,8 @@ pub fn shape_of(value: &ValueInfo) -> Result<Vec<usize>, CountError> {
 }
 
 /// Counts a model's parameters and the work of each node.
-pub fn count(model: &Model) -> Result<Count, CountError> {
-    let graph = model.graph.as_ref().ok_or(CountError::NoGraph)?;
+pub fn count(model: &Model) -> Result<Count> {
+    let graph = model.graph.as_ref().context("the file has no graph")?;
     let mut shapes = weights(graph);
     let parameters = parameters(graph);
     for input in &graph.input {
@@ -109,29 +93,23 @@ fn product(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |product, &extent| product.saturating_mul(extent as u64))
 }
 
-fn count_node(node: &Node, known: &BTreeMap<String, Vec<usize>>) -> Result<NodeCount, CountError> {
+fn count_node(node: &Node, known: &BTreeMap<String, Vec<usize>>) -> Result<NodeCount> {
     let name = if node.name.is_empty() {
         node.output.first().cloned().unwrap_or_default()
     } else {
         node.name.clone()
     };
-    let unknown = |value: &String| CountError::Unknown { node: name.clone(), value: value.clone() };
+    let shape = |value: &String| {
+        let why = "is neither an input, a weight nor the output of an earlier node";
+        known.get(value).cloned().with_context(|| format!("node {name}: {value} {why}"))
+    };
     let inputs = node.input.iter().filter(|input| !input.is_empty());
-    let shapes: Vec<Vec<usize>> = inputs
-        .map(|input| known.get(input).cloned().ok_or_else(|| unknown(input)))
-        .collect::<Result<_, _>>()?;
-    match output_shape(node, &shapes) {
-        Ok(Some((shape, macs))) => Ok(NodeCount { name, shape, macs }),
-        Ok(None) => Err(CountError::Shapes { node: name, operator: node.op_type.clone(), shapes }),
-        Err(NotCounted) => Err(CountError::Operator { node: name, operator: node.op_type.clone() }),
-    }
+    let (shape, macs) = counted(node, &name, &inputs.map(shape).collect::<Result<Vec<_>>>()?)?;
+    Ok(NodeCount { name, shape, macs })
 }
 
-/// The operator is none of the zoo's.
-struct NotCounted;
-
-/// Shape of the output and MACs; none where the inputs do not fit.
-fn output_shape(node: &Node, inputs: &[Vec<usize>]) -> Result<Option<(Vec<usize>, u64)>, NotCounted> {
+/// Shape of the output and MACs of a node that has this name.
+fn counted(node: &Node, name: &str, inputs: &[Vec<usize>]) -> Result<(Vec<usize>, u64)> {
     let first = inputs.first();
     let counted = match node.op_type.as_str() {
         "Conv" => conv(node, inputs),
@@ -149,9 +127,10 @@ fn output_shape(node: &Node, inputs: &[Vec<usize>]) -> Result<Option<(Vec<usize>
         "DepthToSpace" => first.and_then(|input| depth_to_space(node, input)),
         "BatchNormalization" | "Relu" | "HardSwish" | "HardSigmoid" => first.map(|input| (input.clone(), 0)),
         "Add" | "Mul" => broadcast(inputs).map(|shape| (shape, 0)),
-        _ => return Err(NotCounted),
+        operator => bail!("node {name}: the operator {operator} is not counted"),
     };
-    Ok(counted)
+    let operator = &node.op_type;
+    counted.with_context(|| format!("node {name} ({operator}): inputs of shapes {inputs:?} do not fit"))
 }
 
 fn attribute<'a>(node: &'a Node, name: &str) -> Option<&'a crate::onnx::Attribute> {
@@ -255,11 +234,7 @@ mod tests {
     use crate::onnx::{Attribute, Tensor};
 
     /// One node with these attributes over inputs of these shapes.
-    fn shape(
-        operator: &str,
-        attributes: &[(&str, &[i64])],
-        inputs: &[&[usize]],
-    ) -> Result<Vec<usize>, CountError> {
+    fn shape(operator: &str, attributes: &[(&str, &[i64])], inputs: &[&[usize]]) -> Result<Vec<usize>> {
         let names: Vec<String> = (0..inputs.len()).map(|place| place.to_string()).collect();
         let attribute = |&(name, values): &(&str, &[i64])| match values {
             [value] => Attribute::int(name, *value),

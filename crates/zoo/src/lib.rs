@@ -20,5 +20,5 @@ mod store;
 
 pub use architecture::Architecture;
 pub use digest::Digest;
-pub use manifest::{Counts, ElementType, Manifest, ManifestError, Seeded, Tensor, Verified, Weights, folder};
+pub use manifest::{Counts, ElementType, Manifest, Seeded, Tensor, UnknownModel, Verified, Weights, folder};
 pub use store::{Partial, Store, StoreError};

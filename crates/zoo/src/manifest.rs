@@ -3,35 +3,28 @@
 //! Shapes, types, pre-processing, published counts and hashes are taken from here and never from options. A
 //! manifest is checked as it is read, against itself; [`Manifest::verify`] checks a model's file against it.
 
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use prost::Message;
 use serde::Deserialize;
-use thiserror::Error;
 
-use crate::count::{Count, CountError, count, shape_of};
+use crate::count::{count, shape_of};
 use crate::onnx::{Model, ValueInfo};
-use crate::postprocess::{Answer, Postprocess, PostprocessError};
-use crate::preprocess::{Image, Layout, Preprocess, PreprocessError, test_image};
+use crate::postprocess::{Answer, Postprocess};
+use crate::preprocess::{Image, Layout, Preprocess, test_image};
 use crate::{Architecture, Digest};
 
-/// Why a manifest was not taken, or a file does not fit to it.
-#[derive(Debug, Error)]
-#[allow(missing_docs, reason = "the messages say it")]
-pub enum ManifestError {
-    #[error("{path}: {error}")]
-    Io { path: PathBuf, error: std::io::Error },
-    #[error("{path}:{line}: {message}")]
-    Toml { path: PathBuf, line: usize, message: String },
-    #[error("{path}: {what}")]
-    Contradiction { path: PathBuf, what: String },
-    #[error("there is no model {model}; {folder} has: {names}")]
-    Unknown { model: String, folder: PathBuf, names: String },
-    #[error("{model}: {what}")]
-    File { model: String, what: String },
-    #[error("no folder {FOLDER} here or above; run it in a checkout, or name one with --manifests")]
-    NoFolder,
+/// A name that no manifest has.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no model {model}; {} has: {}", folder.display(), names.join(", "))]
+#[allow(missing_docs, reason = "the message says it")]
+pub struct UnknownModel {
+    pub model: String,
+    pub folder: PathBuf,
+    pub names: Vec<String>,
 }
 
 /// Type of a tensor's elements.
@@ -144,7 +137,7 @@ pub struct Verified {
     /// Weights.
     pub parameters: u64,
     /// Multiply-accumulates, or why they were not counted.
-    pub macs: Result<u64, CountError>,
+    pub macs: Result<u64, String>,
 }
 
 /// Where the manifests are, from the root of a checkout or a bundle.
@@ -163,15 +156,15 @@ const TOLERANCE: f64 = 0.01;
 
 impl Manifest {
     /// Reads one file.
-    pub fn read(path: &Path) -> Result<Manifest, ManifestError> {
-        let io = |error| ManifestError::Io { path: path.to_owned(), error };
-        Manifest::parse(&fs::read_to_string(path).map_err(io)?, path)
+    pub fn read(path: &Path) -> Result<Manifest> {
+        let text = fs::read_to_string(path).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        Manifest::parse(&text, path)
     }
 
     /// Reads the `.toml` files of these models, or without names all of a folder, in the order of their names.
     /// Errors: a file that is wrong, of those that are read; a name that no file has.
-    pub fn all(folder: &Path, models: &[String]) -> Result<Vec<Manifest>, ManifestError> {
-        let io = |error| ManifestError::Io { path: folder.to_owned(), error };
+    pub fn all(folder: &Path, models: &[String]) -> Result<Vec<Manifest>> {
+        let io = |error| anyhow!("{}: {error}", folder.display());
         let entries: Vec<_> = fs::read_dir(folder).and_then(Iterator::collect).map_err(io)?;
         let mut paths: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
         paths.retain(|path| path.extension().is_some_and(|ending| ending == "toml"));
@@ -180,7 +173,7 @@ impl Manifest {
         let names: Vec<String> = paths.iter().filter_map(name).collect();
         if let Some(unknown) = models.iter().find(|model| !names.contains(model)) {
             let (model, folder) = (unknown.clone(), folder.to_owned());
-            return Err(ManifestError::Unknown { model, folder, names: names.join(", ") });
+            bail!(UnknownModel { model, folder, names });
         }
         let is_wanted =
             |path: &&PathBuf| models.is_empty() || name(path).is_some_and(|name| models.contains(&name));
@@ -188,48 +181,47 @@ impl Manifest {
     }
 
     /// Reads the manifest of one model, in this folder or else in [`folder`]. Gives the folder too.
-    pub fn find(model: &str, folder: Option<&Path>) -> Result<(Manifest, PathBuf), ManifestError> {
-        let folder = folder.map(Path::to_owned).or_else(self::folder).ok_or(ManifestError::NoFolder)?;
+    pub fn find(model: &str, folder: Option<&Path>) -> Result<(Manifest, PathBuf)> {
+        let folder = folder.map(Path::to_owned).or_else(self::folder).with_context(|| {
+            format!("no folder {FOLDER} here or above; run it in a checkout, or name one with --manifests")
+        })?;
         let found = Manifest::all(&folder, &[model.to_owned()])?.pop();
         Ok((found.expect("a name that is known gives one manifest"), folder))
     }
 
     /// Input number `number` of those that test programs send: a test image, pre-processed. The same bytes on
     /// every machine.
-    pub fn test_input(&self, number: usize) -> Result<Vec<f32>, PreprocessError> {
+    pub fn test_input(&self, number: usize) -> Result<Vec<f32>> {
         let name = format!("{} input {number}", self.name);
         let [height, width] = self.preprocess.crop;
         self.preprocess.run(&test_image(&name, height, width))
     }
 
     /// What the first output, of one image, says of the image that its input was made of.
-    pub fn answer(&self, image: &Image, output: &[f32]) -> Result<Answer, PostprocessError> {
+    pub fn answer(&self, image: &Image, output: &[f32]) -> Result<Answer> {
         self.postprocess.answer(&self.preprocess, image, (&self.output[0].shape, output))
     }
 
     /// Takes a manifest's text. `path` is for messages, and must end in the model's name.
-    pub fn parse(text: &str, path: &Path) -> Result<Manifest, ManifestError> {
+    pub fn parse(text: &str, path: &Path) -> Result<Manifest> {
         let manifest: Manifest = toml::from_str(text).map_err(|error| {
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             let line = before.matches('\n').count() + 1;
-            ManifestError::Toml { path: path.to_owned(), line, message: error.message().to_owned() }
+            anyhow!("{}:{line}: {}", path.display(), error.message())
         })?;
-        let contradiction = |what| ManifestError::Contradiction { path: path.to_owned(), what };
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        if stem != manifest.name {
-            return Err(contradiction(format!("name is {:?}, the file's is {stem:?}", manifest.name)));
-        }
-        manifest.check().map_err(contradiction)?;
+        manifest.check(&stem).map_err(|what| anyhow!("{}: {what}", path.display()))?;
         Ok(manifest)
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self, stem: &str) -> Result<()> {
+        ensure!(stem == self.name, "name is {:?}, the file's is {stem:?}", self.name);
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
         if !self.name.bytes().all(plain) || self.name.starts_with('.') {
-            return Err(format!("name {:?} has other characters than a-z, 0-9, - and .", self.name));
+            bail!("name {:?} has other characters than a-z, 0-9, - and .", self.name);
         }
         if self.output.is_empty() {
-            return Err("there is no output".to_owned());
+            bail!("there is no output");
         }
         for tensor in self.output.iter().chain([&self.input]) {
             let elements =
@@ -237,42 +229,39 @@ impl Manifest {
             let bytes = elements.and_then(|elements| elements.checked_mul(tensor.r#type.bytes()));
             if bytes != Some(tensor.bytes) || tensor.bytes == 0 || tensor.shape.first() != Some(&1) {
                 let Tensor { name, shape, bytes, .. } = tensor;
-                return Err(format!("{name}: {bytes} bytes are not those of shape {shape:?} with batch 1"));
+                bail!("{name}: {bytes} bytes are not those of shape {shape:?} with batch 1");
             }
         }
-        self.preprocess.check().map_err(|error: PreprocessError| format!("preprocess: {error}"))?;
+        self.preprocess.check().map_err(|error| anyhow!("preprocess: {error}"))?;
         let ([height, width], channels) = (self.preprocess.crop, self.preprocess.channels.weights().len());
         let image = match self.preprocess.layout {
             Layout::Nchw => [1, channels, height, width],
             Layout::Nhwc => [1, height, width, channels],
         };
         if self.input.shape != image {
-            return Err(format!("preprocess gives {image:?}, input has {:?}", self.input.shape));
+            bail!("preprocess gives {image:?}, input has {:?}", self.input.shape);
         }
         if let Architecture::SuperResolution { factor, height: rows, width: columns } = self.architecture {
             let output = &self.output[0].shape;
             // The crop is checked above: no product overflows.
             let fits = [rows, columns] == [height, width] && (1..=16).contains(&factor);
             if !fits || output[..] != [1, 1, rows * factor, columns * factor] {
-                return Err(format!(
+                bail!(
                     "{rows} × {columns} pixels times {factor} (1 to 16) are not input {:?} and output {output:?}",
                     self.input.shape
-                ));
+                );
             }
         }
         if self.counts.resolution != [height, width] {
-            return Err(format!(
-                "counts hold for {:?}, input has {height} × {width}",
-                self.counts.resolution
-            ));
+            bail!("counts hold for {:?}, input has {height} × {width}", self.counts.resolution);
         }
         self.postprocess.check([height, width], &self.output[0].shape)?;
         match &self.weights {
             Some(weights) if !weights.url.starts_with("https://") => {
-                Err(format!("weights: {:?} is no https address", weights.url))
+                bail!("weights: {:?} is no https address", weights.url)
             }
             Some(weights) if weights.bytes == 0 || weights.tried.is_empty() || weights.licence.is_empty() => {
-                Err("weights: bytes, licence and tried must say something".to_owned())
+                bail!("weights: bytes, licence and tried must say something")
             }
             _ => Ok(()),
         }
@@ -294,7 +283,7 @@ impl Manifest {
     }
 
     /// Checks the seeded file: hash, names, shapes, bytes, and counts against the published ones.
-    pub fn verify(&self, file: &[u8]) -> Result<Verified, ManifestError> {
+    pub fn verify(&self, file: &[u8]) -> Result<Verified> {
         let Seeded { sha256, bytes } = self.seeded;
         let found = Digest::of(file);
         if (found, file.len() as u64) != (sha256, bytes) {
@@ -318,12 +307,12 @@ impl Manifest {
         let verified = self.verify_trained(file)?;
         match &verified.macs {
             Ok(_) => Ok(verified),
-            Err(error) => Err(self.wrong(error.to_string())),
+            Err(error) => Err(self.wrong(error)),
         }
     }
 
     /// Checks a published file: shapes and counts. Its names and its fused operators are its maker's.
-    pub fn verify_trained(&self, file: &[u8]) -> Result<Verified, ManifestError> {
+    pub fn verify_trained(&self, file: &[u8]) -> Result<Verified> {
         let model = self.decode(file)?;
         let graph = model.graph.clone().unwrap_or_default();
         let weights: std::collections::BTreeSet<&str> =
@@ -335,7 +324,7 @@ impl Manifest {
             return Err(self.wrong(format!("{} inputs and outputs, not {}", values.len(), wanted.len())));
         }
         for (value, wanted) in values.into_iter().zip(wanted) {
-            let shape = shape_of(value).map_err(|error| self.wrong(error.to_string()))?;
+            let shape = shape_of(value).map_err(|error| self.wrong(error))?;
             if shape != wanted.shape {
                 return Err(self
                     .wrong(format!("{} has shape {shape:?}, the manifest {:?}", value.name, wanted.shape)));
@@ -345,28 +334,28 @@ impl Manifest {
         let parameters =
             counted.as_ref().map_or_else(|_| crate::count::parameters(&graph), |count| count.parameters);
         self.near("parameters", parameters, self.counts.parameters)?;
-        let macs = counted.map(|count: Count| count.macs());
+        let macs = counted.map(|count| count.macs()).map_err(|error| error.to_string());
         if let Ok(macs) = macs {
             self.near("multiply-accumulates", macs, self.counts.macs)?;
         }
         Ok(Verified { parameters, macs })
     }
 
-    fn near(&self, what: &str, found: u64, published: u64) -> Result<(), ManifestError> {
+    fn near(&self, what: &str, found: u64, published: u64) -> Result<()> {
         match (found as f64 / published as f64 - 1.0).abs() <= TOLERANCE {
             true => Ok(()),
             false => Err(self.wrong(format!("{found} {what}, published are {published}"))),
         }
     }
 
-    fn decode(&self, file: &[u8]) -> Result<Model, ManifestError> {
+    fn decode(&self, file: &[u8]) -> Result<Model> {
         Model::decode(file).map_err(|error| {
             self.wrong(format!("no ONNX file, or only a part of one: {error}; export or fetch it again"))
         })
     }
 
-    fn wrong(&self, what: String) -> ManifestError {
-        ManifestError::File { model: self.name.clone(), what }
+    fn wrong(&self, what: impl Display) -> anyhow::Error {
+        anyhow!("{}: {what}", self.name)
     }
 }
 
@@ -377,7 +366,7 @@ mod tests {
     const X3: &str = include_str!("../../../modelzoo/models/super-resolution-x3.toml");
     const SQUEEZENET: &str = include_str!("../../../modelzoo/models/squeezenet-1.1.toml");
 
-    fn parse(text: &str) -> Result<Manifest, ManifestError> {
+    fn parse(text: &str) -> Result<Manifest> {
         Manifest::parse(text, Path::new("modelzoo/models/super-resolution-x3.toml"))
     }
 

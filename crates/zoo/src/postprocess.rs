@@ -4,10 +4,10 @@
 //! (`advanced/super_resolution_with_onnxruntime`): the chrominance (BT.601) stays. It is resized as
 //! [`preprocess`](crate::preprocess) resizes, which is bilinear; the tutorial's is bicubic.
 
+use anyhow::{Result, bail, ensure};
 use serde::Deserialize;
-use thiserror::Error;
 
-use crate::preprocess::{Channels, Image, PixelOrder, Preprocess, PreprocessError, mix, sample};
+use crate::preprocess::{Channels, Image, PixelOrder, Preprocess, mix, sample};
 
 /// What the first output means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -40,23 +40,9 @@ pub struct Class {
     pub probability: f64,
 }
 
-/// Why an output has no meaning.
-#[derive(Debug, Error, PartialEq)]
-#[allow(missing_docs, reason = "the messages say it")]
-pub enum PostprocessError {
-    #[error("an output of {found} values, the manifest's has {wanted}; give the whole output of one image")]
-    Length { found: usize, wanted: usize },
-    #[error(
-        "value {place} of the output is {value}; look for such a value in the weights, or run the model in single precision"
-    )]
-    NotFinite { place: usize, value: f32 },
-    #[error(transparent)]
-    Image(#[from] PreprocessError),
-}
-
 impl Postprocess {
     /// Whether an output of this shape has that meaning, for a model whose input has `crop` pixels.
-    pub(crate) fn check(self, crop: [usize; 2], shape: &[usize]) -> Result<(), String> {
+    pub(crate) fn check(self, crop: [usize; 2], shape: &[usize]) -> Result<()> {
         match (self, shape) {
             (Postprocess::Logits { classes }, &[1, extent]) if extent == classes => Ok(()),
             (Postprocess::Luminance, &[1, 1, rows, columns])
@@ -65,10 +51,10 @@ impl Postprocess {
                 Ok(())
             }
             (Postprocess::Logits { classes }, _) => {
-                Err(format!("postprocess: output {shape:?} has not the scores of {classes} classes"))
+                bail!("postprocess: output {shape:?} has not the scores of {classes} classes")
             }
             (Postprocess::Luminance, _) => {
-                Err(format!("postprocess: output {shape:?} is no luminance of a multiple of {crop:?} pixels"))
+                bail!("postprocess: output {shape:?} is no luminance of a multiple of {crop:?} pixels")
             }
         }
     }
@@ -80,13 +66,17 @@ impl Postprocess {
         preprocess: &Preprocess,
         image: &Image,
         (shape, output): (&[usize], &[f32]),
-    ) -> Result<Answer, PostprocessError> {
+    ) -> Result<Answer> {
         let (found, wanted) = (output.len(), shape.iter().product());
-        if found != wanted {
-            return Err(PostprocessError::Length { found, wanted });
-        }
+        ensure!(
+            found == wanted,
+            "an output of {found} values, the manifest's has {wanted}; give the whole output of one image"
+        );
         if let Some(place) = output.iter().position(|value| !value.is_finite()) {
-            return Err(PostprocessError::NotFinite { place, value: output[place] });
+            bail!(
+                "value {place} of the output is {}; look for such a value in the weights, or run the model in single precision",
+                output[place]
+            );
         }
         match self {
             Postprocess::Logits { .. } => Ok(Answer::Classes(classes(output))),
@@ -115,7 +105,7 @@ fn recoloured(
     image: &Image,
     luminance: &[f32],
     [height, width]: [usize; 2],
-) -> Result<Image, PreprocessError> {
+) -> Result<Image> {
     let factors = [height / preprocess.crop[0], width / preprocess.crop[1]];
     let [rows, columns] = preprocess.samples(image, factors)?;
     let weights = &Channels::Luminance.weights()[0];
@@ -242,7 +232,7 @@ mod tests {
             (luminance, &[1, 3, 8, 12], "no luminance"),
             (luminance, &[1, 10], "no luminance"),
         ] {
-            let said = meaning.check([4, 6], shape).err().unwrap_or_default();
+            let said = meaning.check([4, 6], shape).err().map(|error| error.to_string()).unwrap_or_default();
             assert!(said.contains(words) && said.is_empty() == words.is_empty(), "{shape:?}: {said}");
         }
     }

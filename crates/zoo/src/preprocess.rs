@@ -5,8 +5,8 @@
 //! half_pixel) defines it. Pixels outside of the crop are never computed: each element of the output samples
 //! the image once. Left out: antialiasing, so that large reductions differ from what Pillow gives.
 
+use anyhow::{Result, ensure};
 use serde::Deserialize;
-use thiserror::Error;
 
 use crate::seed::Stream;
 
@@ -92,34 +92,20 @@ pub struct Preprocess {
     pub layout: Layout,
 }
 
-/// Why an image was not taken, or what contradicts itself.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the messages say it")]
-pub enum PreprocessError {
-    #[error("an image of {width} × {height} pixels has {} bytes, not {found}: the file is cut, or has more behind it", height * width * 3)]
-    Bytes { height: usize, width: usize, found: usize },
-    #[error("an image of {width} × {height} pixels is empty, or has an edge above {most}: reduce it")]
-    Edges { height: usize, width: usize, most: usize },
-    #[error("resized to {} × {} pixels it has an edge above {most}: crop it first", size[1], size[0])]
-    Resized { size: [usize; 2], most: usize },
-    #[error("a crop of {crop:?} does not fit into an image resized to {size:?}")]
-    Crop { crop: [usize; 2], size: [usize; 2] },
-    #[error("{what}: {found} values for {channels} channels, or one that is not finite or divides by zero")]
-    Values { what: &'static str, found: usize, channels: usize },
-}
-
 /// No edge of an image is longer; the product of two stays far from overflow.
 const MOST: usize = 1 << 16;
 
 impl Preprocess {
     /// Whether it is consistent in itself, whatever the image is.
-    pub fn check(&self) -> Result<(), PreprocessError> {
+    pub fn check(&self) -> Result<()> {
         let channels = self.channels.weights().len();
         for (what, values) in [("mean", &self.mean), ("deviation", &self.deviation)] {
             let sane = |value: &f32| value.is_finite() && (what == "mean" || *value != 0.0);
-            if values.len() != channels || !values.iter().all(sane) {
-                return Err(PreprocessError::Values { what, found: values.len(), channels });
-            }
+            ensure!(
+                values.len() == channels && values.iter().all(sane),
+                "{what}: {} values for {channels} channels, or one that is not finite or divides by zero",
+                values.len()
+            );
         }
         let least = match self.resize {
             Resize::ShorterEdge(edge) => [edge, edge],
@@ -128,9 +114,11 @@ impl Preprocess {
         self.fits(least)
     }
 
-    fn fits(&self, size: [usize; 2]) -> Result<(), PreprocessError> {
+    fn fits(&self, size: [usize; 2]) -> Result<()> {
         let fits = |axis: usize| (1..=size[axis]).contains(&self.crop[axis]) && size[axis] <= MOST;
-        if fits(0) && fits(1) { Ok(()) } else { Err(PreprocessError::Crop { crop: self.crop, size }) }
+        let crop = self.crop;
+        ensure!(fits(0) && fits(1), "a crop of {crop:?} does not fit into an image resized to {size:?}");
+        Ok(())
     }
 
     /// Elements of the input for one image.
@@ -149,23 +137,25 @@ impl Preprocess {
 
     /// Where the pixels of the crop lie in an image, by rows and by columns, when the crop has `factors` times
     /// as many rows and columns.
-    pub(crate) fn samples(
-        &self,
-        image: &Image,
-        factors: [usize; 2],
-    ) -> Result<[Vec<Sample>; 2], PreprocessError> {
+    pub(crate) fn samples(&self, image: &Image, factors: [usize; 2]) -> Result<[Vec<Sample>; 2]> {
         self.check()?;
         let &Image { height, width, .. } = image;
-        if !(1..=MOST).contains(&height) || !(1..=MOST).contains(&width) {
-            return Err(PreprocessError::Edges { height, width, most: MOST });
-        }
-        if image.pixels.len() != height * width * 3 {
-            return Err(PreprocessError::Bytes { height, width, found: image.pixels.len() });
-        }
+        let edges = 1..=MOST;
+        ensure!(
+            edges.contains(&height) && edges.contains(&width),
+            "an image of {width} × {height} pixels is empty, or has an edge above {MOST}: reduce it"
+        );
+        let (found, bytes) = (image.pixels.len(), height * width * 3);
+        ensure!(
+            found == bytes,
+            "an image of {width} × {height} pixels has {bytes} bytes, not {found}: the file is cut, or has more behind it"
+        );
         let size = self.resized(height, width);
-        if size.iter().any(|&edge| edge > MOST) {
-            return Err(PreprocessError::Resized { size, most: MOST });
-        }
+        let [rows, columns] = size;
+        ensure!(
+            rows.max(columns) <= MOST,
+            "resized to {columns} × {rows} pixels it has an edge above {MOST}: crop it first"
+        );
         self.fits(size)?;
         Ok([(0, height), (1, width)].map(|(axis, extent)| {
             let (size, crop, factor) = (size[axis], self.crop[axis], factors[axis]);
@@ -175,7 +165,7 @@ impl Preprocess {
     }
 
     /// The model's input for one image.
-    pub fn run(&self, image: &Image) -> Result<Vec<f32>, PreprocessError> {
+    pub fn run(&self, image: &Image) -> Result<Vec<f32>> {
         let [rows, columns] = self.samples(image, [1, 1])?;
         let channels = self.channels.weights();
         let mut input = vec![0.0; self.elements()];

@@ -47,9 +47,6 @@ pub struct Options {
     /// Install missing packages; without it, print the command that does, and leave out the programs that need them.
     #[arg(long)]
     install: bool,
-    /// End well though packages are missing.
-    #[arg(long)]
-    allow_missing: bool,
     /// Folder of softnic and its library, built before.
     #[arg(long, value_name = "DIR")]
     bin: Option<PathBuf>,
@@ -87,7 +84,7 @@ pub fn run(options: &Options) -> Result<()> {
     let bench = Bench::new(folder.join("softnic"), logs);
     let gpus = if options.gpu { Some(GpuMachine::ask()?.gpus) } else { None };
     let tried = tried(&bench, &chosen, gpus.as_deref());
-    let faults = faults(&tried, &Recorded::read(&root().join(RESULTS))?, options.allow_missing);
+    let faults = faults(&tried, &Recorded::read(&root().join(RESULTS))?);
     Recorded { rows: tried.clone() }.write(&bench.logs.join("results.json"))?;
     if options.record {
         record(tried, &all)?;

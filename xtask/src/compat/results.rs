@@ -127,7 +127,7 @@ impl Recorded {
 }
 
 /// Rows that came out worse than recorded on such a system, and those that this machine lacks something for.
-pub fn faults(tried: &[RowResult], recorded: &Recorded, allow_missing: bool) -> Vec<String> {
+pub fn faults(tried: &[RowResult], recorded: &Recorded) -> Vec<String> {
     let mut faults = Vec::new();
     for row in tried {
         let before = recorded
@@ -136,9 +136,9 @@ pub fn faults(tried: &[RowResult], recorded: &Recorded, allow_missing: bool) -> 
             .find(|before| before.is_of(row) && before.on == row.on)
             .map(|before| before.verdict);
         let is_missing = row.verdict == Verdict::NotRun && row.why.ends_with(" is missing");
-        if is_missing && !allow_missing {
+        if is_missing {
             faults.push(format!("{}, {}: {}", row.program, row.row, row.result()));
-        } else if !is_missing && before.is_some_and(|before| row.verdict < before) {
+        } else if before.is_some_and(|before| row.verdict < before) {
             faults.push(format!("{}, {}: {}; it was recorded better", row.program, row.row, row.result()));
         }
     }

@@ -349,19 +349,18 @@ fn tried(verdict: Verdict, why: &str, ran: &str) -> RowResult {
 }
 
 #[test]
-fn a_missing_package_is_a_fault_unless_allowed_and_so_is_a_row_that_got_worse() {
+fn a_missing_package_is_a_fault_and_so_is_a_row_that_got_worse() {
     let missing = tried(Verdict::NotRun, "package x is missing", "c");
-    for (row, before, allow_missing, count) in [
-        (&missing, Verdict::Works, false, 1),
-        (&missing, Verdict::Works, true, 0),
-        (&tried(Verdict::NotRun, "needs a GPU", "c"), Verdict::NotRun, false, 0),
-        (&tried(Verdict::Fails, "x", "c"), Verdict::Works, true, 1),
-        (&tried(Verdict::InPart, "x", "c"), Verdict::Works, true, 1),
-        (&tried(Verdict::Fails, "x", "c"), Verdict::Fails, false, 0),
-        (&tried(Verdict::Works, "", "c"), Verdict::Fails, false, 0),
+    for (row, before, count) in [
+        (&missing, Verdict::Works, 1),
+        (&tried(Verdict::NotRun, "needs a GPU", "c"), Verdict::NotRun, 0),
+        (&tried(Verdict::Fails, "x", "c"), Verdict::Works, 1),
+        (&tried(Verdict::InPart, "x", "c"), Verdict::Works, 1),
+        (&tried(Verdict::Fails, "x", "c"), Verdict::Fails, 0),
+        (&tried(Verdict::Works, "", "c"), Verdict::Fails, 0),
     ] {
         let recorded = Recorded { rows: vec![tried(before, "", "c")] };
-        let found = faults(std::slice::from_ref(row), &recorded, allow_missing);
+        let found = faults(std::slice::from_ref(row), &recorded);
         assert_eq!(found.len(), count, "{row:?} {before:?} {found:?}");
     }
 }

@@ -66,6 +66,20 @@ pub struct Line<'a> {
     pub reason: Option<String>,
 }
 
+impl Line<'_> {
+    /// The claim's note, unless it is the reason.
+    pub fn note(&self) -> Option<&String> {
+        self.claim.note.as_ref().filter(|note| self.reason.as_ref() != Some(note))
+    }
+
+    /// Names of the figures whose entries judge it.
+    pub fn judges(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.judged.iter().map(|(shown, _)| shown.figure.as_str()).collect();
+        names.dedup();
+        names
+    }
+}
+
 /// The claims of all figures.
 pub struct Claims<'a> {
     /// Figure by figure; those that no run can judge last.
@@ -85,6 +99,11 @@ impl Claims<'_> {
         let mut counts = BTreeMap::new();
         lines.iter().for_each(|line| *counts.entry(line.standing).or_default() += 1);
         Claims { lines, counts }
+    }
+
+    /// A claim of a figure.
+    pub fn line(&self, figure: &Figure, id: &str) -> Option<&Line<'_>> {
+        self.lines.iter().find(|line| line.figure.number() == figure.number() && line.claim.id == id)
     }
 
     /// How many claims stand how, in words.

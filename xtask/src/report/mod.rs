@@ -18,7 +18,6 @@ use crate::workspace::{root, target_dir};
 mod added;
 mod claims;
 mod figures;
-mod html;
 mod page;
 mod picture;
 mod section;
@@ -120,7 +119,7 @@ fn written(figures: &[Figure], claims: &Claims<'_>, out: &Path) -> Result<PathBu
         ended.collect::<Result<Vec<_>>>()?.into_iter().collect::<Result<()>>()
     })?;
     let page = out.join(PAGE);
-    write_whole(&page, page::page(figures, claims).as_bytes())?;
+    write_whole(&page, page::page(figures, claims)?.as_bytes())?;
     Ok(page)
 }
 

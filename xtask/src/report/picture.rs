@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
-use super::html::in_url;
 use crate::process::{on_path, output};
 use crate::refused::refused;
 
@@ -49,6 +49,14 @@ fn url(path: &Path) -> String {
     format!("file://{}", in_url(path.as_os_str().as_bytes()))
 }
 
+/// What of a URL's signs stays as it is, being often in our paths and files.
+const KEPT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b',');
+
+/// As a part of a URL, by RFC 3986.
+pub fn in_url(bytes: &[u8]) -> String {
+    percent_encode(bytes, KEPT).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +65,6 @@ mod tests {
     fn what_means_something_in_a_url_is_encoded() {
         assert_eq!(url(Path::new("/t/report/index.html")), "file:///t/report/index.html");
         assert_eq!(url(Path::new("/a b/#1/50%?/ä")), "file:///a%20b/%231/50%25%3F/%C3%A4");
+        assert_eq!(in_url(b"a,\"<\n%"), "a,%22%3C%0A%25");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! What is measured there is the posting code (`post_ns`, figure 5). Errors end a loop, so that they may allocate.
 
-use super::source;
+use super::{sizes, source};
 use crate::workspace::Tree;
 
 /// Files and the functions in them that a posting loop consists of. A function that is gone is a violation too.
@@ -44,14 +44,15 @@ pub fn check(tree: &Tree) -> Vec<String> {
         };
         let code = source::code(source::without_tests(path, text));
         let lines: Vec<&str> = code.lines().collect();
+        let items = sizes::items(&code);
         for function in functions {
-            let bodies = bodies(&lines, function);
-            if bodies.is_empty() {
+            let mut bodies =
+                items.iter().filter(|item| (item.kind, item.name) == ("fn", *function)).peekable();
+            if bodies.peek().is_none() {
                 violations.push(format!("{path}:1: no `fn {function}`; tidy posting lists it"));
             }
-            for (number, line) in bodies.into_iter().flatten() {
-                violations.extend(named(path, number, line));
-            }
+            let numbers = bodies.flat_map(|item| item.line..item.line + item.lines);
+            violations.extend(numbers.flat_map(|number| named(path, number, lines[number - 1])));
         }
     }
     for path in HEADERS {
@@ -69,28 +70,6 @@ pub fn check(tree: &Tree) -> Vec<String> {
 fn named<'a>(path: &'a str, number: usize, line: &'a str) -> impl Iterator<Item = String> + 'a {
     let named = source::words(&FORBIDDEN).filter(move |(word, _)| source::has_word(line, word));
     named.map(move |(word, what)| format!("{path}:{number}: `{word}` is {what}; a posting loop only posts"))
-}
-
-/// The lines of every function of that name, with their numbers; rustfmt closes a function where it began its line.
-fn bodies<'a>(lines: &[&'a str], function: &str) -> Vec<Vec<(usize, &'a str)>> {
-    let head = format!("fn {function}");
-    let begins = |line: &str| {
-        let after = line.find(&head).map(|at| &line[at + head.len()..]);
-        after.is_some_and(|after| after.starts_with(['(', '<'])) && source::has_word(line, "fn")
-    };
-    let starts = lines.iter().enumerate().filter(|(_, line)| begins(line));
-    let body = |(start, line): (usize, &&str)| {
-        let close = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
-        let ends = |at: usize, line: &str| match at {
-            // A declaration, or all on one line.
-            0 => line.trim_end().ends_with([';', '}']),
-            _ => line.trim_end() == close,
-        };
-        let end = lines[start..].iter().enumerate().position(|(at, line)| ends(at, line));
-        let end = end.map_or(lines.len(), |end| start + end + 1);
-        (start..end).map(|at| (at + 1, lines[at])).collect()
-    };
-    starts.map(body).collect()
 }
 
 #[cfg(test)]

@@ -72,18 +72,18 @@ pub fn check(tree: &Tree) -> Vec<String> {
 }
 
 /// A function or structure as rustfmt lays it out.
-struct Item<'a> {
+pub(super) struct Item<'a> {
     /// Counted from one.
-    line: usize,
-    kind: &'a str,
-    name: &'a str,
-    lines: usize,
+    pub(super) line: usize,
+    pub(super) kind: &'a str,
+    pub(super) name: &'a str,
+    pub(super) lines: usize,
     /// Public fields of a structure.
     public: usize,
 }
 
-/// The functions and structures with a body of several lines; `code` is what [`source::code`] leaves.
-fn items(code: &str) -> Vec<Item<'_>> {
+/// The functions and structures; `code` is what [`source::code`] leaves.
+pub(super) fn items(code: &str) -> Vec<Item<'_>> {
     let lines: Vec<&str> = code.lines().map(str::trim_end).collect();
     let mut items = Vec::new();
     for (first, line) in lines.iter().enumerate() {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use zoo::{Manifest, ManifestError, Store, StoreError, Verified, Weights};
+use zoo::{Manifest, Store, StoreError, UnknownModel, Verified, Weights};
 
 use crate::refused::{nearest, refused};
 use crate::{carried, stop, workspace};
@@ -78,12 +78,10 @@ impl ModelSelection {
     }
 
     fn manifests(&self) -> Result<Vec<Manifest>> {
-        let mut manifests = Manifest::all(&manifests(), &self.models).map_err(|error| match &error {
-            ManifestError::Unknown { model, names, .. } => {
-                let names: Vec<&str> = names.split(", ").collect();
-                refused(format!("{error}{}", nearest(model, &names)))
-            }
-            _ => mendable(error),
+        let mut manifests = Manifest::all(&manifests(), &self.models).map_err(|error| {
+            let unknown: Option<&UnknownModel> = error.downcast_ref();
+            let nearest = unknown.map_or_else(String::new, |it| nearest(&it.model, &it.names));
+            refused(format!("{error}{nearest}"))
         })?;
         manifests.retain(|model| !self.models.is_empty() || model.small || !self.small);
         Ok(manifests)
@@ -251,7 +249,7 @@ fn tell_verified(
     model: &Manifest,
     what: &str,
     read: Result<Vec<u8>, StoreError>,
-    verify: fn(&Manifest, &[u8]) -> Result<Verified, ManifestError>,
+    verify: fn(&Manifest, &[u8]) -> Result<Verified>,
 ) -> usize {
     let read = read.map_err(|error| error.to_string());
     match read.and_then(|bytes| verify(model, &bytes).map_err(|error| error.to_string())) {

@@ -150,7 +150,7 @@ fn in_a_browser_tables_sort_and_claims_are_filtered_by_verdict() {
     let chromium = measure::need!(chromium(), chromium, "headless Chromium");
     let (stage, figures) = (Stage::new("script"), committed());
     let mut claims = Claims::of(&figures);
-    let page = page::page(&figures, &claims);
+    let page = page::page(&figures, &claims).unwrap();
     let (found, _) = looked(&chromium, &stage, &page, "light", 1280);
     let (standing, count) = claims.counts.pop_first().unwrap();
     assert_eq!(
