@@ -145,31 +145,33 @@ fn ended(result: Result<()>) -> Result<bool> {
     }
 }
 
-/// An event that records time.
-pub unsafe fn event_create() -> Result<CUevent> {
+/// What an event does beside being reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// It records time.
+    Timed,
+    /// It is only asked whether it has been reached.
+    Untimed,
+    /// A thread sleeps for it, in place of polling.
+    Blocking,
+}
+
+pub unsafe fn event_create(kind: EventKind) -> Result<CUevent> {
+    use sys::CUevent_flags as Flags;
+    let flags = match kind {
+        EventKind::Timed => Flags::CU_EVENT_DEFAULT as c_uint,
+        EventKind::Untimed => Flags::CU_EVENT_DISABLE_TIMING as c_uint,
+        EventKind::Blocking => {
+            Flags::CU_EVENT_DISABLE_TIMING as c_uint | Flags::CU_EVENT_BLOCKING_SYNC as c_uint
+        }
+    };
     let mut event = null_mut();
-    call!(cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DEFAULT as c_uint))?;
+    call!(cuEventCreate(&mut event, flags))?;
     Ok(event)
 }
 
 pub unsafe fn event_destroy(event: CUevent) -> Result<()> {
     call!(cuEventDestroy_v2(event))
-}
-
-/// An event that is only asked whether it has been reached.
-pub unsafe fn event_create_untimed() -> Result<CUevent> {
-    let mut event = null_mut();
-    call!(cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint))?;
-    Ok(event)
-}
-
-/// An event that a thread sleeps for, in place of polling.
-pub unsafe fn event_create_blocking() -> Result<CUevent> {
-    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint
-        | sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint;
-    let mut event = null_mut();
-    call!(cuEventCreate(&mut event, flags))?;
-    Ok(event)
 }
 
 /// Waits until an event has been reached, however long that takes.
@@ -411,27 +413,21 @@ pub struct Shape {
     pub shared_bytes: u32,
 }
 
-/// Launches a kernel in a stream; the driver copies the parameters before it returns.
+/// Launches a kernel in a stream; the driver copies the parameters before it returns. `cooperative`: its blocks wait for one
+/// another, and the driver refuses more than run side by side.
 pub unsafe fn launch(
     function: CUfunction,
     shape: Shape,
     stream: CUstream,
     parameters: &mut [*mut c_void],
-) -> Result<()> {
-    let ([x, y, z], [bx, by, bz]) = (shape.grid, shape.block);
-    let (shared, none) = (shape.shared_bytes, null_mut());
-    call!(cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters.as_mut_ptr(), none))
-}
-
-/// As [`launch`], of a kernel whose blocks wait for one another: the driver refuses more than run side by side.
-pub unsafe fn launch_cooperative(
-    function: CUfunction,
-    shape: Shape,
-    stream: CUstream,
-    parameters: &mut [*mut c_void],
+    cooperative: bool,
 ) -> Result<()> {
     let ([x, y, z], [bx, by, bz], shared) = (shape.grid, shape.block, shape.shared_bytes);
-    call!(cuLaunchCooperativeKernel(function, x, y, z, bx, by, bz, shared, stream, parameters.as_mut_ptr()))
+    let parameters = parameters.as_mut_ptr();
+    match cooperative {
+        true => call!(cuLaunchCooperativeKernel(function, x, y, z, bx, by, bz, shared, stream, parameters)),
+        false => call!(cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters, null_mut())),
+    }
 }
 
 #[cfg(test)]

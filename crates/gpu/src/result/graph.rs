@@ -1,6 +1,5 @@
 //! The driver's calls about graphs, with their errors; what it says of a graph that it refuses is kept.
 
-use std::ffi::c_void;
 use std::mem::offset_of;
 use std::ptr::null_mut;
 
@@ -144,34 +143,6 @@ pub unsafe fn child(node: CUgraphNode) -> Result<CUgraph> {
     let mut graph = null_mut();
     call!(cuGraphChildGraphNodeGetGraph(node, &mut graph))?;
     Ok(graph)
-}
-
-/// Adds a kernel that runs after `after`; the driver copies the parameters before it returns.
-pub unsafe fn add_kernel(
-    graph: CUgraph,
-    after: &[CUgraphNode],
-    function: super::driver::CUfunction,
-    shape: super::driver::Shape,
-    parameters: &mut [*mut c_void],
-) -> Result<CUgraphNode> {
-    let ([x, y, z], [bx, by, bz]) = (shape.grid, shape.block);
-    let kernel = sys::CUDA_KERNEL_NODE_PARAMS {
-        func: function,
-        gridDimX: x,
-        gridDimY: y,
-        gridDimZ: z,
-        blockDimX: bx,
-        blockDimY: by,
-        blockDimZ: bz,
-        sharedMemBytes: shape.shared_bytes,
-        kernelParams: parameters.as_mut_ptr(),
-        extra: null_mut(),
-        kern: null_mut(),
-        ctx: null_mut(),
-    };
-    let mut node = null_mut();
-    call!(cuGraphAddKernelNode_v2(&mut node, graph, after.as_ptr(), after.len(), &kernel))?;
-    Ok(node)
 }
 
 /// What the driver says of a graph that it does not instantiate.
