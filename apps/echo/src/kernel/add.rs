@@ -82,7 +82,7 @@ pub struct Add {
 unsafe impl Recorded for Add {
     fn record(&self, stream: &Stream) -> gpu::Result<()> {
         let arguments = gpu::Arguments::new().u64(self.buffer.address() + self.buffer.last as u64);
-        let shape = Shape { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 0 };
+        let shape = Shape::line(1, 1);
         // SAFETY: as above.
         unsafe { stream.launch(&self.function, shape, &arguments) }
     }

@@ -413,6 +413,13 @@ pub struct Shape {
     pub shared_bytes: u32,
 }
 
+impl Shape {
+    /// So many blocks of so many threads, without shared memory of the launch's.
+    pub const fn line(blocks: u32, threads: u32) -> Shape {
+        Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
+    }
+}
+
 /// Launches a kernel in a stream; the driver copies the parameters before it returns. `cooperative`: its blocks wait for one
 /// another, and the driver refuses more than run side by side.
 pub unsafe fn launch(

@@ -4,6 +4,7 @@
 //! kept when it refuses. cudarc's safe layer loses both.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::context::Context;
 use super::discarded::Discarded;
@@ -12,6 +13,9 @@ use super::stream::Stream;
 use crate::graph_rules::{self, MOST_DEEP, Node, NodeKind, Place};
 use crate::result::graph::{self, CUgraph, CUgraphExec, CUgraphNode};
 use crate::result::{Error, Result};
+
+/// More than any graph takes to be put on the device.
+const UPLOAD: Duration = Duration::from_secs(60);
 
 /// Work that can be put into a stream again and again: a model.
 ///
@@ -229,6 +233,13 @@ impl DeviceGraph {
         self.graph.context.enter()?;
         // SAFETY: graph and stream live, and their context is current.
         unsafe { graph::upload(self.exec, stream.handle()) }
+    }
+
+    /// As [`Self::upload`], and waits for its end.
+    pub fn uploaded(self, stream: &Stream) -> Result<DeviceGraph> {
+        self.upload(stream)?;
+        stream.wait("the upload of a graph", UPLOAD)?;
+        Ok(self)
     }
 
     /// Launches it from the host, in `stream`; the stream is idle when neither it nor what it launched runs.

@@ -39,9 +39,6 @@ const TURNS: usize = 1;
 const END: usize = 2;
 const ERROR: usize = 3;
 
-/// More than any graph takes to be put on the device.
-const UPLOAD: Duration = Duration::from_secs(10);
-
 /// Why there was no further turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
@@ -183,9 +180,7 @@ impl SelfLaunching {
     }
 
     fn finish(graph: Graph, stream: Stream, control: PinnedMemory) -> Result<SelfLaunching> {
-        let graph = graph.instantiate()?;
-        graph.upload(&stream)?;
-        stream.wait("the upload of a graph", UPLOAD)?;
+        let graph = graph.instantiate()?.uploaded(&stream)?;
         Ok(SelfLaunching { graph, stream, control, beside: None })
     }
 
@@ -265,7 +260,7 @@ impl Drop for SelfLaunching {
     }
 }
 
-const ONE_THREAD: Shape = Shape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+const ONE_THREAD: Shape = Shape::line(1, 1);
 
 fn arguments(control: &PinnedMemory, turns: u32, stamps: Option<&Stamps>) -> Arguments {
     Arguments::new().u64(control.device_address()).u32(turns).u64(stamps.map_or(0, Stamps::address))

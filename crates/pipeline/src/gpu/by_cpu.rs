@@ -127,11 +127,7 @@ impl Turns {
         {
             return refuse("turns have a client and a block at least, and slots that are there");
         }
-        let own = |bytes: usize| {
-            let memory = machine.own_memory(bytes)?;
-            memory.fill(0)?;
-            Ok::<_, ServedError>(memory)
-        };
+        let own = |bytes| machine.zeroed_memory(bytes);
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
         let (of_clients, words_of) = (
             own(clients as usize * size_of::<db_client>())?,
@@ -226,7 +222,7 @@ impl Turns {
                 let [served, turn, ring] = addresses;
                 let arguments = gpu::Arguments::new().u64(served).u64(turn).u64(ring);
                 // SAFETY: as above.
-                unsafe { stream.launch(begin, ONE_THREAD, &arguments) }?;
+                unsafe { stream.launch(begin, Shape::line(1, 1), &arguments) }?;
             }
         }
         Ok(())
@@ -280,8 +276,6 @@ impl Turns {
     }
 }
 
-const ONE_THREAD: Shape = Shape { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 0 };
-
 /// The sources as a GPU's compiler takes them.
 pub fn units() -> Vec<Unit> {
     launch::SOURCES[1..].iter().chain([&BEGIN]).map(Source::unit).collect()
@@ -300,16 +294,10 @@ fn graph(
     let rest = launch::NAMES[1..].iter().map(|name| module.function(name));
     let rest = rest.collect::<gpu::Result<Vec<Function>>>()?;
     let record = |stream: &Stream| {
-        let put = |step: usize| {
-            let arguments = gpu::Arguments::new().u64(told.served).u64(told.turn);
-            let [blocks, threads] = told.shapes[step];
-            let shape = Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
-            // SAFETY: as in `Turns::launch`.
-            unsafe { stream.launch(&rest[step - 1], shape, &arguments) }
-        };
+        let put = |step: usize| told.put(step, &rest[step - 1], stream);
         let arguments = gpu::Arguments::new().u64(told.served).u64(told.turn).u64(ring);
         // SAFETY: as in `Turns::launch`.
-        unsafe { stream.launch(&begin, ONE_THREAD, &arguments) }?;
+        unsafe { stream.launch(&begin, Shape::line(1, 1), &arguments) }?;
         put(1)?;
         model.record(stream)?;
         put(2)?;
@@ -317,9 +305,7 @@ fn graph(
     };
     // SAFETY: the functions' code stays with the module, which `begin` keeps; `Recorded` promises the same of the model's.
     let graph = unsafe { Graph::capture(stream, record) }?.instantiate_for_host()?;
-    graph.upload(stream)?;
-    stream.wait("the upload of a graph", LIMIT)?;
-    Ok((graph, begin))
+    Ok((graph.uploaded(stream)?, begin))
 }
 
 fn failed(error: ServedError) -> CpuError {

@@ -181,11 +181,7 @@ impl Served {
             return refuse(format!("{} threads that wait: {MOST_THREADS} at most", setting.threads));
         }
         let stride = geometry.server_stride();
-        let own = |bytes: usize| {
-            let memory = machine.own_memory(bytes)?;
-            memory.fill(0)?;
-            Ok::<_, ServedError>(memory)
-        };
+        let own = |bytes| machine.zeroed_memory(bytes);
         let in_slots = setting.inputs.is_empty() && setting.outputs.is_empty();
         // The last one is no client's: a model in the slots works there in a turn without a good request.
         let bytes = stride * (slot_count + usize::from(in_slots));

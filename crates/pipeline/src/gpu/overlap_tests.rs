@@ -6,6 +6,7 @@ use rdma_shim::testing::wait_for;
 use slots::layout::{Header, Status};
 
 use super::resident_tests::{GOOD, LIMIT, add_one_at};
+use super::runs::Threaded;
 use super::tests::test_pipeline::{ANSWERS, Peer, RECORD, TestPipeline, geometry};
 use super::tests::{PLANTED, has_compiler};
 use super::*;
@@ -231,7 +232,9 @@ fn a_queue_that_fails_beside_its_request_is_told_of_no_answer() {
 
 /// A pipeline whose blocks wait so long for one another, and whose I/O block so long for a request.
 fn limited(served: &mut Served, limit: Duration, wait: Duration) {
-    let Runs::Resident { kernel, .. } = &mut served.runs else { panic!("a resident kernel") };
+    let Runs::Thread { of: Threaded::Resident(kernel), .. } = &mut served.runs else {
+        panic!("a resident kernel")
+    };
     Arc::get_mut(kernel).unwrap().limit = limit;
     let wait = wait.as_nanos() as u64;
     served.core.tell(offset_of!(db_served, wait_ns), &wait.to_ne_bytes()).unwrap();
