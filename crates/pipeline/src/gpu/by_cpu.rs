@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gpu::{DeviceGraph, Function, Graph, Priority, Recorded, Shape, Stream, Unit};
+use rdma_shim::c_structs;
 use rdma_shim::kernel::{
     Arguments, HostMemory, Kernel, Machine, Memory, Plain, Source, db_kernel_end, db_kernel_queue,
 };
@@ -29,25 +30,22 @@ const LEAVE: u32 = 2;
 /// More than all turns that may be in flight take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// `struct db_asked` of `kernels/asked.h`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct db_asked {
-    pub(super) what: u32,
-    pub(super) slot: u32,
-    pub(super) sequence: u32,
-    pub(super) client: u32,
-    pub(super) status: u32,
-    pub(super) arrival: u32,
-    pub(super) request_id: u64,
-    pub(super) cookie: u64,
-    pub(super) sent_ns: u64,
-    pub(super) completed: u64,
-    pub(super) pad: u64,
+c_structs! {
+    /// `struct db_asked` of `kernels/asked.h`.
+    pub(super) struct db_asked {
+        pub(super) what: u32,
+        pub(super) slot: u32,
+        pub(super) sequence: u32,
+        pub(super) client: u32,
+        pub(super) status: u32,
+        pub(super) arrival: u32,
+        pub(super) request_id: u64,
+        pub(super) cookie: u64,
+        pub(super) sent_ns: u64,
+        pub(super) completed: u64,
+        pub(super) pad: u64,
+    }
 }
-
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_asked {}
 
 /// The kernel that begins a turn.
 pub(super) const BEGIN: Source = Source {

@@ -14,11 +14,6 @@ use super::*;
 /// A test waits so long for what must not come.
 const QUIET: Duration = Duration::from_millis(200);
 
-#[repr(transparent)]
-struct Awaited(u32);
-// SAFETY: a number.
-unsafe impl Plain for Awaited {}
-
 /// A pipeline with a client of four slots, whose first request runs until the model is let go.
 struct Running {
     pipeline: TestPipeline,
@@ -59,7 +54,7 @@ impl Running {
         let core = &self.pipeline.served.core;
         let served: db_served = core.own[0].get(0).unwrap();
         let at = served.awaited - core.own[2].kernel_address() + 4 * u64::from(slot);
-        core.own[2].get::<Awaited>(at as usize).unwrap().0 - 1
+        core.own[2].get::<u32>(at as usize).unwrap() - 1
     }
 
     /// WQEs that the NIC was told of: two an answer.

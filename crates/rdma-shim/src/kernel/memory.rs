@@ -32,6 +32,37 @@ pub unsafe trait Plain: Sized {
     }
 }
 
+// SAFETY: a number.
+unsafe impl Plain for u32 {}
+// SAFETY: likewise.
+unsafe impl Plain for u64 {}
+// SAFETY: nothing lies between the elements.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// Structs that are laid out as in C and are [`Plain`], which is looked at where they are declared.
+#[macro_export]
+macro_rules! c_structs {
+    ($(
+        $(#[$about:meta])*
+        $seen:vis struct $name:ident { $($(#[$field_about:meta])* $of:vis $field:ident: $kind:ty,)* }
+    )*) => {$(
+        $(#[$about])*
+        #[repr(C)]
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        $seen struct $name { $($(#[$field_about])* $of $field: $kind,)* }
+
+        const _: () = {
+            const fn bytes<T: $crate::kernel::Plain>() -> usize {
+                size_of::<T>()
+            }
+            assert!(size_of::<$name>() == 0 $(+ bytes::<$kind>())*, "it has padding: give that a name");
+        };
+        // SAFETY: its fields are `Plain`, and nothing lies between them or behind the last.
+        unsafe impl $crate::kernel::Plain for $name {}
+    )*};
+}
+pub(super) use c_structs;
+
 /// Host memory that the machine's kernels reach; zeroed at first. Clones are the same memory.
 #[derive(Debug, Clone)]
 pub struct HostMemory(Arc<Host>);

@@ -9,23 +9,21 @@ use verbs::{CqLayout, DirectCq, DirectQp, Pd, Qp, QpBuilder};
 
 use super::error::KernelError;
 use super::machine::Machine;
-use super::memory::{Memory, Plain};
+use super::memory::{Memory, Plain, c_structs};
 use crate::queue_pair::{Options, ShimError, completion_queue, receive_queue, send_queue};
 use crate::sys::*;
 
-/// `struct db_kernel_queue` of `doorbell_kernel.h`: where kernels find a queue's structs.
-#[allow(missing_docs, reason = "fields of C")]
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct db_kernel_queue {
-    pub sq: u64,
-    pub rq: u64,
-    pub send_cq: u64,
-    pub receive_cq: u64,
+c_structs! {
+    /// `struct db_kernel_queue` of `doorbell_kernel.h`: where kernels find a queue's structs.
+    #[allow(missing_docs, reason = "fields of C")]
+    pub struct db_kernel_queue {
+        pub sq: u64,
+        pub rq: u64,
+        pub send_cq: u64,
+        pub receive_cq: u64,
+    }
 }
 
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_kernel_queue {}
 // SAFETY: likewise.
 unsafe impl Plain for db_sq {}
 // SAFETY: likewise.
