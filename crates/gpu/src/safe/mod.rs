@@ -38,7 +38,7 @@ pub use device_graph::{DeviceGraph, Graph, Recorded};
 pub use event::{Event, GpuTimer, StreamEnd};
 pub use image_builder::{Image, ImageBuilder};
 pub use link::Linker;
-pub use memory::{CancelWord, DeviceMemory, PinnedMemory, Staging};
+pub use memory::{CancelWord, DeviceMemory, PinnedMemory, Staging, load_bytes, store_bytes};
 pub use module::{Arguments, Function, Module};
 pub use pages::{How, Kind};
 pub use registered::Registered;

@@ -135,7 +135,6 @@ fn gpu_kernel_takes_its_arguments_and_no_others() {
     // SAFETY: the shape is refused before anything runs.
     let error = unsafe { stream.launch(&function, wide, &Arguments::new().u64(0).u32(0)) }.unwrap_err();
     assert!(error.to_string().contains("4096"), "{error}");
-    assert!(function.registers().unwrap() > 0 && function.max_threads().unwrap() >= 256);
     let (few, many) = (function.max_blocks(1024).unwrap(), function.max_blocks(32).unwrap());
     let each = bench.context.gpu().multiprocessors().unwrap();
     println!("TABLE side by side: {few} blocks of 1024 threads, {many} of 32, on {each} multiprocessors");
@@ -183,7 +182,6 @@ fn gpu_kernel_that_does_not_end_is_given_up_and_ends_by_its_cancel_word() {
     cancel.cancel();
     stream.wait("kernel `spin`", LIMIT).unwrap();
     println!("TABLE a cancel word ends a kernel after {} us", since.elapsed().as_micros());
-    assert!(cancel.is_cancelled());
     assert!(bench.context.at_rest(LIMIT) && bench.kept() == 0, "{} kept", bench.kept());
 }
 

@@ -154,30 +154,14 @@ impl HostMemory {
     /// Copies `bytes` to `offset`, in no order of bytes.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), KernelError> {
         range(offset, bytes.len(), self.len())?;
-        if (offset | bytes.len()).is_multiple_of(8) {
-            let words = self.long_words()[offset / 8..].iter();
-            for (place, word) in words.zip(bytes.chunks_exact(8)) {
-                place.store(u64::from_ne_bytes(word.try_into().unwrap_or_default()), Ordering::Relaxed);
-            }
-        } else {
-            let places = self.bytes()[offset..].iter();
-            places.zip(bytes).for_each(|(place, byte)| place.store(*byte, Ordering::Relaxed));
-        }
+        gpu::store_bytes(self.long_words(), self.bytes(), offset, bytes);
         Ok(())
     }
 
     /// Copies from `offset` to `bytes`, in no order of bytes.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
         range(offset, bytes.len(), self.len())?;
-        if (offset | bytes.len()).is_multiple_of(8) {
-            let words = self.long_words()[offset / 8..].iter();
-            for (word, place) in bytes.chunks_exact_mut(8).zip(words) {
-                word.copy_from_slice(&place.load(Ordering::Relaxed).to_ne_bytes());
-            }
-        } else {
-            let places = self.bytes()[offset..].iter();
-            bytes.iter_mut().zip(places).for_each(|(byte, place)| *byte = place.load(Ordering::Relaxed));
-        }
+        gpu::load_bytes(self.long_words(), self.bytes(), offset, bytes);
         Ok(())
     }
 }
