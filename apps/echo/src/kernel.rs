@@ -10,8 +10,9 @@ pub mod add;
 
 use std::time::Duration;
 
+use rdma_shim::c_structs;
 use rdma_shim::kernel::{
-    Arguments, Failure, HostMemory, Kernel, KernelError, Memory, Plain, Queue, Region, Running, Source,
+    Arguments, Failure, HostMemory, Kernel, KernelError, Memory, Queue, Region, Running, Source,
     db_kernel_end, db_kernel_queue,
 };
 
@@ -23,39 +24,32 @@ static SOURCE: Source =
 const STATUS: usize = 256;
 const SHARED_BYTES: usize = STATUS + size_of::<db_echo_status>();
 
-/// `struct db_echo_run`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct db_echo_run {
-    queue: db_kernel_queue,
-    buffers: u64,
-    cancel: u64,
-    wait_ns: u64,
-    samples: u64,
-    lkey: u32,
-    stride: u32,
-    window: u32,
-    bytes: u32,
-    count: u32,
-    pad: u32,
-}
+c_structs! {
+    /// `struct db_echo_run`.
+    struct db_echo_run {
+        queue: db_kernel_queue,
+        buffers: u64,
+        cancel: u64,
+        wait_ns: u64,
+        samples: u64,
+        lkey: u32,
+        stride: u32,
+        window: u32,
+        bytes: u32,
+        count: u32,
+        pad: u32,
+    }
 
-/// `struct db_echo_status`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct db_echo_status {
-    end: db_kernel_end,
-    messages: u64,
-    ready: u32,
-    wrong: u32,
-    first_wrong: u32,
-    posted: u32,
+    /// `struct db_echo_status`.
+    struct db_echo_status {
+        end: db_kernel_end,
+        messages: u64,
+        ready: u32,
+        wrong: u32,
+        first_wrong: u32,
+        posted: u32,
+    }
 }
-
-// SAFETY: numbers, with padding that has a name.
-unsafe impl Plain for db_echo_run {}
-// SAFETY: likewise.
-unsafe impl Plain for db_echo_status {}
 
 /// How a run of either kernel ended, or how far it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

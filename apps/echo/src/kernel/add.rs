@@ -2,7 +2,7 @@
 
 use gpu::{Function, Recorded, ResidentModel, Shape, SlotTensors, Stream, Unit};
 use pipeline::gpu::by_cpu::Model;
-use rdma_shim::kernel::{KernelError, Machine, Memory, Plain};
+use rdma_shim::kernel::{KernelError, Machine, Memory};
 
 use super::KERNELS;
 
@@ -82,19 +82,11 @@ pub struct Add {
 unsafe impl Recorded for Add {
     fn record(&self, stream: &Stream) -> gpu::Result<()> {
         let arguments = gpu::Arguments::new().u64(self.buffer.address() + self.buffer.last as u64);
-        let shape = Shape { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 0 };
+        let shape = Shape::line(1, 1);
         // SAFETY: as above.
         unsafe { stream.launch(&self.function, shape, &arguments) }
     }
 }
-
-/// `struct db_add`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct db_add([u64; 6]);
-
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_add {}
 
 /// The model in the kernel that stays, with the tensors of requests and answers, one of each and of the same length. Errors: no memory; no
 /// C++ compiler was there for the twin's.
@@ -103,8 +95,9 @@ pub fn resident(machine: &Machine, tensors: &SlotTensors) -> Result<ResidentMode
         return Err(KernelError::Refused("an echo has one tensor each way".into()));
     };
     let ([slots, index, stride, request_at], [.., answer_at]) = (request.words(), answer.words());
-    let arguments = machine.own_memory(size_of::<db_add>())?;
-    arguments.put(0, &db_add([slots, index, stride, request_at, answer_at, request.bytes() as u64 / 8]))?;
+    let arguments = machine.own_memory(size_of::<[u64; 6]>())?;
+    // `struct db_add`.
+    arguments.put(0, &[slots, index, stride, request_at, answer_at, request.bytes() as u64 / 8])?;
     let twin_entry = if machine.is_gpu() { 0 } else { KERNELS.find("db_model")?.entry() };
     let (address, threads) = (arguments.kernel_address(), THREADS[usize::from(machine.is_gpu())]);
     // SAFETY: the function keeps to the slots that it is given and to its arguments, which the model keeps; it waits for the grid alone.

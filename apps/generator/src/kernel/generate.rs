@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rdma_shim::c_structs;
 use rdma_shim::kernel::{
-    Arguments, Failure, HostMemory, Kernel, KernelError, Machine, Memory, Plain, Queue, Region, Running,
+    Arguments, Failure, HostMemory, Kernel, KernelError, Machine, Memory, Queue, Region, Running,
     SharedQueue, Source, db_kernel_end, db_kernel_queue,
 };
 use verbs::Remote;
@@ -22,44 +23,36 @@ pub(super) static SHARED: Source =
 pub(super) static ORIGINAL: Source =
     super::source("generate_original.cu", include_str!("../../kernels/generate_original.cu"));
 
-/// `struct db_generate_lane`.
-#[repr(C)]
-#[derive(Debug)]
-struct db_generate_lane {
-    queue: db_kernel_queue,
-    shared: u64,
-    slots: u64,
-    source: u64,
-    target: u64,
-    credits: u64,
-    share: u64,
-    samples: u64,
-    shown: u64,
-    share_words: u64,
-    lkey: u32,
-    rkey: u32,
+c_structs! {
+    /// `struct db_generate_lane`.
+    struct db_generate_lane {
+        queue: db_kernel_queue,
+        shared: u64,
+        slots: u64,
+        source: u64,
+        target: u64,
+        credits: u64,
+        share: u64,
+        samples: u64,
+        shown: u64,
+        share_words: u64,
+        lkey: u32,
+        rkey: u32,
+    }
+
+    /// `struct db_generate_result`.
+    struct db_generate_result {
+        posted: u64,
+        completed: u64,
+        begin_ns: u64,
+        end_ns: u64,
+        clock_ticks: u64,
+        clock_ns: u64,
+        post_ticks: u64,
+        batches: u64,
+        end: db_kernel_end,
+    }
 }
-
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_generate_lane {}
-
-/// `struct db_generate_result`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct db_generate_result {
-    posted: u64,
-    completed: u64,
-    begin_ns: u64,
-    end_ns: u64,
-    clock_ticks: u64,
-    clock_ns: u64,
-    post_ticks: u64,
-    batches: u64,
-    end: db_kernel_end,
-}
-
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_generate_result {}
 
 /// `struct db_generate_share`.
 const SHARE_BYTES: usize = 256;

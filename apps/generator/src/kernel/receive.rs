@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rdma_shim::c_structs;
 use rdma_shim::kernel::{
-    Arguments, Failure, HostMemory, Kernel, KernelError, Machine, Memory, Plain, Queue, Region, Room,
-    Running, Source, db_kernel_end, db_kernel_queue,
+    Arguments, Failure, HostMemory, Kernel, KernelError, Machine, Memory, Queue, Region, Room, Running,
+    Source, db_kernel_end, db_kernel_queue,
 };
 use verbs::Remote;
 
@@ -14,57 +15,44 @@ use super::generate::{MOST_BYTES, Operation, inside};
 pub(super) static SOURCE: Source =
     super::source("generate_receive.cu", include_str!("../../kernels/generate_receive.cu"));
 
-/// `struct db_receive_plan` of `kernels/generate_receive.cu`.
-#[repr(C)]
-#[derive(Debug)]
-struct db_receive_plan {
-    cancel: u64,
-    payload_bytes: u64,
-    slot_bytes: u64,
-    opcode: u32,
-    source_slots: u32,
-    target_slots: u32,
-    window: u32,
-    receives: u32,
-    sample: u32,
-    has_credits: u32,
-    pad: u32,
+c_structs! {
+    /// `struct db_receive_plan` of `kernels/generate_receive.cu`.
+    struct db_receive_plan {
+        cancel: u64,
+        payload_bytes: u64,
+        slot_bytes: u64,
+        opcode: u32,
+        source_slots: u32,
+        target_slots: u32,
+        window: u32,
+        receives: u32,
+        sample: u32,
+        has_credits: u32,
+        pad: u32,
+    }
+
+    /// `struct db_receive_lane`.
+    struct db_receive_lane {
+        queue: db_kernel_queue,
+        slots: u64,
+        local: u64,
+        credits: u64,
+        scratch: u64,
+        told: u64,
+        shown: u64,
+        lkey: u32,
+        rkey: u32,
+    }
+
+    /// `struct db_receive_result`.
+    struct db_receive_result {
+        received: u64,
+        checked: u64,
+        verified: u64,
+        torn: u64,
+        end: db_kernel_end,
+    }
 }
-
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_receive_plan {}
-
-/// `struct db_receive_lane`.
-#[repr(C)]
-#[derive(Debug)]
-struct db_receive_lane {
-    queue: db_kernel_queue,
-    slots: u64,
-    local: u64,
-    credits: u64,
-    scratch: u64,
-    told: u64,
-    shown: u64,
-    lkey: u32,
-    rkey: u32,
-}
-
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_receive_lane {}
-
-/// `struct db_receive_result`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct db_receive_result {
-    received: u64,
-    checked: u64,
-    verified: u64,
-    torn: u64,
-    end: db_kernel_end,
-}
-
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_receive_result {}
 
 /// Distance of a lane's words: a line each.
 const LINE: usize = 128;

@@ -24,6 +24,23 @@ macro_rules! call {
 }
 pub(super) use call;
 
+/// Functions that hand their parameters to one of the driver's and give nothing but its error.
+macro_rules! forwards {
+    ($($(#[$about:meta])* $name:ident($($parameter:ident: $kind:ty),*) = $function:ident($($argument:expr),*);)*) => {$(
+        $(#[$about])*
+        pub unsafe fn $name($($parameter: $kind),*) -> $crate::result::Result<()> {
+            $crate::result::call::call!($function($($argument),*))
+        }
+    )*};
+}
+pub(super) use forwards;
+
+/// A value that a call sets.
+pub fn out<T>(mut value: T, call: impl FnOnce(&mut T) -> Result<()>) -> Result<T> {
+    call(&mut value)?;
+    Ok(value)
+}
+
 /// A type that the compiler finds out.
 macro_rules! any {
     ($argument:expr) => {

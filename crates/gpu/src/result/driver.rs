@@ -7,15 +7,44 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 
-use super::call::call;
+use super::call::{call, forwards, out};
 use super::library::{good, named};
 use super::{Error, Result, code};
 use crate::sys::driver as sys;
 
 pub use sys::{
-    CUcontext, CUdevice, CUdevice_attribute as DeviceAttribute, CUdeviceptr, CUevent, CUfunction,
-    CUfunction_attribute as FunctionAttribute, CUmodule, CUstream,
+    CUcontext, CUdevice, CUdevice_attribute as DeviceAttribute, CUdeviceptr, CUevent, CUfunction, CUmodule,
+    CUstream,
 };
+
+forwards! {
+    /// Gives the share back. Waits for the device when it was the last.
+    primary_release(device: CUdevice) = cuDevicePrimaryCtxRelease_v2(device);
+    /// Destroys one, and all that was made in it. Waits for what runs there.
+    context_destroy(context: CUcontext) = cuCtxDestroy_v2(context);
+    /// Makes a context current in this thread.
+    set_current(context: CUcontext) = cuCtxSetCurrent(context);
+    /// Destroys a stream; what runs in it goes on.
+    stream_destroy(stream: CUstream) = cuStreamDestroy_v2(stream);
+    event_destroy(event: CUevent) = cuEventDestroy_v2(event);
+    /// Waits until an event has been reached, however long that takes.
+    event_synchronize(event: CUevent) = cuEventSynchronize(event);
+    /// Puts an event behind all that a context does now, in any stream. CUDA 12.5 on.
+    event_record_behind_all(event: CUevent, context: CUcontext) = cuCtxRecordEvent(context, event);
+    /// Waits for all that the current context does, however long that takes; other threads' calls go on meanwhile.
+    synchronize() = cuCtxSynchronize();
+    event_record(event: CUevent, stream: CUstream) = cuEventRecord(event, stream);
+    /// Has what is put into a stream from now on wait for an event.
+    stream_wait_event(stream: CUstream, event: CUevent) = cuStreamWaitEvent(stream, event, 0);
+    /// Frees it. Waits for the device.
+    mem_free(address: CUdeviceptr) = cuMemFree_v2(address);
+    /// Frees it. Waits for the device.
+    host_free(start: *mut c_void) = cuMemFreeHost(start);
+    fill(to: CUdeviceptr, byte: u8, bytes: usize, stream: CUstream) = cuMemsetD8Async(to, byte, bytes, stream);
+    module_unload(module: CUmodule) = cuModuleUnload(module);
+    /// Puts a kernel's code on the device now: the first launch of a lazily loaded one waits for the device.
+    function_load(function: CUfunction) = cuFuncLoad(function);
+}
 
 /// How many GPUs this process may use.
 pub fn device_count() -> Result<u32> {
@@ -26,10 +55,9 @@ pub fn device_count() -> Result<u32> {
 
 /// The device of an ordinal.
 pub fn device(ordinal: u32) -> Result<CUdevice> {
-    let mut device = 0;
-    call!(cuDeviceGet(&mut device, ordinal as c_int))
-        .map_err(|error| error.of(format_args!("GPU {ordinal}")))?;
-    Ok(device)
+    out(0, |device| {
+        call!(cuDeviceGet(device, ordinal as c_int)).map_err(|error| error.of(format_args!("GPU {ordinal}")))
+    })
 }
 
 pub fn device_name(device: CUdevice) -> Result<String> {
@@ -51,24 +79,20 @@ fn text_of(characters: &[c_char]) -> String {
 }
 
 pub fn device_attribute(device: CUdevice, attribute: DeviceAttribute) -> Result<i32> {
-    let mut value = 0;
-    call!(cuDeviceGetAttribute(&mut value, attribute, device))
-        .map_err(|error| error.of(format_args!("{attribute:?}")))?;
-    Ok(value)
+    out(0, |value| {
+        call!(cuDeviceGetAttribute(value, attribute, device))
+            .map_err(|error| error.of(format_args!("{attribute:?}")))
+    })
 }
 
 /// Bytes of memory of a device.
 pub fn device_bytes(device: CUdevice) -> Result<usize> {
-    let mut bytes = 0;
-    call!(cuDeviceTotalMem_v2(&mut bytes, device))?;
-    Ok(bytes)
+    out(0, |bytes| call!(cuDeviceTotalMem_v2(bytes, device)))
 }
 
 /// Takes a share in the device's primary context.
 pub fn primary_retain(device: CUdevice) -> Result<CUcontext> {
-    let mut context = null_mut();
-    call!(cuDevicePrimaryCtxRetain(&mut context, device))?;
-    Ok(context)
+    out(null_mut(), |context| call!(cuDevicePrimaryCtxRetain(context, device)))
 }
 
 /// How threads wait in calls that synchronise: spinning, or sleeping (`CU_CTX_SCHED_*`). Keeps to the contexts that are made after it, and
@@ -79,11 +103,6 @@ pub fn primary_set_waiting(device: CUdevice, sleeping: bool) -> Result<()> {
         false => sys::CUctx_flags::CU_CTX_SCHED_SPIN,
     };
     call!(cuDevicePrimaryCtxSetFlags_v2(device, flags as c_uint))
-}
-
-/// Gives the share back. Waits for the device when it was the last.
-pub unsafe fn primary_release(device: CUdevice) -> Result<()> {
-    call!(cuDevicePrimaryCtxRelease_v2(device))
 }
 
 /// Whether there is a primary context of this process. By its name: an older driver's table lacks it.
@@ -104,16 +123,6 @@ pub unsafe fn context_create(device: CUdevice) -> Result<CUcontext> {
     Ok(context)
 }
 
-/// Destroys one, and all that was made in it. Waits for what runs there.
-pub unsafe fn context_destroy(context: CUcontext) -> Result<()> {
-    call!(cuCtxDestroy_v2(context))
-}
-
-/// Makes a context current in this thread.
-pub unsafe fn set_current(context: CUcontext) -> Result<()> {
-    call!(cuCtxSetCurrent(context))
-}
-
 /// Least and greatest priority; lower numbers are greater.
 pub unsafe fn priority_range() -> Result<(i32, i32)> {
     let (mut least, mut greatest) = (0, 0);
@@ -128,11 +137,6 @@ pub unsafe fn stream_create(priority: i32) -> Result<CUstream> {
     Ok(stream)
 }
 
-/// Destroys a stream; what runs in it goes on.
-pub unsafe fn stream_destroy(stream: CUstream) -> Result<()> {
-    call!(cuStreamDestroy_v2(stream))
-}
-
 /// Whether all that was put into a stream has ended. Error: what went wrong in it.
 pub unsafe fn stream_query(stream: CUstream) -> Result<bool> {
     ended(call!(cuStreamQuery(stream)))
@@ -145,46 +149,27 @@ fn ended(result: Result<()>) -> Result<bool> {
     }
 }
 
-/// An event that records time.
-pub unsafe fn event_create() -> Result<CUevent> {
-    let mut event = null_mut();
-    call!(cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DEFAULT as c_uint))?;
-    Ok(event)
+/// What an event does beside being reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// It records time.
+    Timed,
+    /// It is only asked whether it has been reached.
+    Untimed,
+    /// A thread sleeps for it, in place of polling.
+    Blocking,
 }
 
-pub unsafe fn event_destroy(event: CUevent) -> Result<()> {
-    call!(cuEventDestroy_v2(event))
-}
-
-/// An event that is only asked whether it has been reached.
-pub unsafe fn event_create_untimed() -> Result<CUevent> {
-    let mut event = null_mut();
-    call!(cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint))?;
-    Ok(event)
-}
-
-/// An event that a thread sleeps for, in place of polling.
-pub unsafe fn event_create_blocking() -> Result<CUevent> {
-    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint
-        | sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint;
-    let mut event = null_mut();
-    call!(cuEventCreate(&mut event, flags))?;
-    Ok(event)
-}
-
-/// Waits until an event has been reached, however long that takes.
-pub unsafe fn event_synchronize(event: CUevent) -> Result<()> {
-    call!(cuEventSynchronize(event))
-}
-
-/// Puts an event behind all that a context does now, in any stream. CUDA 12.5 on.
-pub unsafe fn event_record_behind_all(event: CUevent, context: CUcontext) -> Result<()> {
-    call!(cuCtxRecordEvent(context, event))
-}
-
-/// Waits for all that the current context does, however long that takes; other threads' calls go on meanwhile.
-pub unsafe fn synchronize() -> Result<()> {
-    call!(cuCtxSynchronize())
+pub unsafe fn event_create(kind: EventKind) -> Result<CUevent> {
+    use sys::CUevent_flags as Flags;
+    let flags = match kind {
+        EventKind::Timed => Flags::CU_EVENT_DEFAULT as c_uint,
+        EventKind::Untimed => Flags::CU_EVENT_DISABLE_TIMING as c_uint,
+        EventKind::Blocking => {
+            Flags::CU_EVENT_DISABLE_TIMING as c_uint | Flags::CU_EVENT_BLOCKING_SYNC as c_uint
+        }
+    };
+    out(null_mut(), |event| call!(cuEventCreate(event, flags)))
 }
 
 /// Has this thread's calls leave alone what other threads record in graphs; most spoil the record otherwise, a question for the
@@ -194,15 +179,6 @@ pub unsafe fn spare_captures() -> Result<()> {
     call!(cuThreadExchangeStreamCaptureMode(&mut mode))
 }
 
-pub unsafe fn event_record(event: CUevent, stream: CUstream) -> Result<()> {
-    call!(cuEventRecord(event, stream))
-}
-
-/// Has what is put into a stream from now on wait for an event.
-pub unsafe fn stream_wait_event(stream: CUstream, event: CUevent) -> Result<()> {
-    call!(cuStreamWaitEvent(stream, event, 0))
-}
-
 /// Whether an event has been reached.
 pub unsafe fn event_query(event: CUevent) -> Result<bool> {
     ended(call!(cuEventQuery(event)))
@@ -210,9 +186,7 @@ pub unsafe fn event_query(event: CUevent) -> Result<bool> {
 
 /// Milliseconds between two events that have been reached.
 pub unsafe fn event_elapsed_ms(start: CUevent, end: CUevent) -> Result<f32> {
-    let mut elapsed = 0.0;
-    call!(cuEventElapsedTime_v2(&mut elapsed, start, end))?;
-    Ok(elapsed)
+    out(0.0, |elapsed| call!(cuEventElapsedTime_v2(elapsed, start, end)))
 }
 
 /// What a device may do with memory that is mapped at an address: `CUmemAccess_flags`.
@@ -225,14 +199,9 @@ pub fn mapped_access(device: CUdevice, address: CUdeviceptr) -> Result<u64> {
 
 /// Device memory; aligned to 256 bytes at least.
 pub unsafe fn mem_alloc(bytes: usize) -> Result<CUdeviceptr> {
-    let mut address = 0;
-    call!(cuMemAlloc_v2(&mut address, bytes)).map_err(|error| error.of(format_args!("{bytes} bytes")))?;
-    Ok(address)
-}
-
-/// Frees it. Waits for the device.
-pub unsafe fn mem_free(address: CUdeviceptr) -> Result<()> {
-    call!(cuMemFree_v2(address))
+    out(0, |address| {
+        call!(cuMemAlloc_v2(address, bytes)).map_err(|error| error.of(format_args!("{bytes} bytes")))
+    })
 }
 
 /// Host memory that stays where it is, seen by every context.
@@ -243,17 +212,12 @@ pub unsafe fn host_alloc(bytes: usize) -> Result<*mut c_void> {
     Ok(start)
 }
 
-/// Frees it. Waits for the device.
-pub unsafe fn host_free(start: *mut c_void) -> Result<()> {
-    call!(cuMemFreeHost(start))
-}
-
 /// Where the device sees host memory that was allocated or registered.
 pub unsafe fn host_device_address(start: *mut c_void) -> Result<CUdeviceptr> {
-    let mut address = 0;
-    call!(cuMemHostGetDevicePointer_v2(&mut address, start, 0))
-        .map_err(|error| error.of(format_args!("{start:p}")))?;
-    Ok(address)
+    out(0, |address| {
+        call!(cuMemHostGetDevicePointer_v2(address, start, 0))
+            .map_err(|error| error.of(format_args!("{start:p}")))
+    })
 }
 
 /// Lets the device see whole pages of host memory. `io`: they are a device's registers, not memory.
@@ -331,10 +295,6 @@ pub unsafe fn copy_on_device(
         .map_err(|error| error.of(format_args!("{bytes} bytes from {from:#x} to {to:#x}")))
 }
 
-pub unsafe fn fill(to: CUdeviceptr, byte: u8, bytes: usize, stream: CUstream) -> Result<()> {
-    call!(cuMemsetD8Async(to, byte, bytes, stream))
-}
-
 /// A dma-buf of whole pages of device memory.
 pub unsafe fn dma_buf(start: CUdeviceptr, bytes: usize) -> Result<OwnedFd> {
     let mut fd: RawFd = -1;
@@ -357,39 +317,19 @@ pub unsafe fn set_sync_memops(start: CUdeviceptr) -> Result<()> {
 
 /// Loads an image, all of it.
 pub unsafe fn module_load(image: &[u8]) -> Result<CUmodule> {
-    let mut module = null_mut();
-    call!(cuModuleLoadData(&mut module, image.as_ptr().cast()))?;
-    Ok(module)
-}
-
-pub unsafe fn module_unload(module: CUmodule) -> Result<()> {
-    call!(cuModuleUnload(module))
+    out(null_mut(), |module| call!(cuModuleLoadData(module, image.as_ptr().cast())))
 }
 
 pub unsafe fn function(module: CUmodule, name: &CStr) -> Result<CUfunction> {
-    let mut function = null_mut();
-    call!(cuModuleGetFunction(&mut function, module, name.as_ptr()))
-        .map_err(|error| error.of(format_args!("kernel `{}`", name.to_string_lossy())))?;
-    Ok(function)
-}
-
-/// Puts a kernel's code on the device now: the first launch of a lazily loaded one waits for the device.
-pub unsafe fn function_load(function: CUfunction) -> Result<()> {
-    call!(cuFuncLoad(function))
-}
-
-/// One attribute of a kernel.
-pub unsafe fn function_attribute(function: CUfunction, attribute: FunctionAttribute) -> Result<i32> {
-    let mut value = 0;
-    call!(cuFuncGetAttribute(&mut value, attribute, function))?;
-    Ok(value)
+    out(null_mut(), |function| {
+        call!(cuModuleGetFunction(function, module, name.as_ptr()))
+            .map_err(|error| error.of(format_args!("kernel `{}`", name.to_string_lossy())))
+    })
 }
 
 /// Blocks of a kernel that fit a multiprocessor side by side.
 pub unsafe fn blocks_a_multiprocessor(function: CUfunction, threads: c_int) -> Result<i32> {
-    let mut blocks = 0;
-    call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, threads, 0))?;
-    Ok(blocks)
+    out(0, |blocks| call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, 0)))
 }
 
 /// Size in bytes of a kernel's parameter; `None` behind the last.
@@ -411,27 +351,28 @@ pub struct Shape {
     pub shared_bytes: u32,
 }
 
-/// Launches a kernel in a stream; the driver copies the parameters before it returns.
+impl Shape {
+    /// So many blocks of so many threads, without shared memory of the launch's.
+    pub const fn line(blocks: u32, threads: u32) -> Shape {
+        Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
+    }
+}
+
+/// Launches a kernel in a stream; the driver copies the parameters before it returns. `cooperative`: its blocks wait for one
+/// another, and the driver refuses more than run side by side.
 pub unsafe fn launch(
     function: CUfunction,
     shape: Shape,
     stream: CUstream,
     parameters: &mut [*mut c_void],
-) -> Result<()> {
-    let ([x, y, z], [bx, by, bz]) = (shape.grid, shape.block);
-    let (shared, none) = (shape.shared_bytes, null_mut());
-    call!(cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters.as_mut_ptr(), none))
-}
-
-/// As [`launch`], of a kernel whose blocks wait for one another: the driver refuses more than run side by side.
-pub unsafe fn launch_cooperative(
-    function: CUfunction,
-    shape: Shape,
-    stream: CUstream,
-    parameters: &mut [*mut c_void],
+    cooperative: bool,
 ) -> Result<()> {
     let ([x, y, z], [bx, by, bz], shared) = (shape.grid, shape.block, shape.shared_bytes);
-    call!(cuLaunchCooperativeKernel(function, x, y, z, bx, by, bz, shared, stream, parameters.as_mut_ptr()))
+    let parameters = parameters.as_mut_ptr();
+    match cooperative {
+        true => call!(cuLaunchCooperativeKernel(function, x, y, z, bx, by, bz, shared, stream, parameters)),
+        false => call!(cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters, null_mut())),
+    }
 }
 
 #[cfg(test)]

@@ -1,25 +1,33 @@
 //! The driver's calls about graphs, with their errors; what it says of a graph that it refuses is kept.
 
-use std::ffi::c_void;
 use std::mem::offset_of;
 use std::ptr::null_mut;
 
 use super::Result;
-use super::call::call;
+use super::call::{call, forwards, out};
 use super::driver::{CUcontext, CUstream};
 use crate::sys::driver as sys;
 
 pub use sys::{CUgraph, CUgraphExec, CUgraphNode};
 
-/// Begins to record what is put into a stream, without limits to what this and other threads may do meanwhile.
-pub unsafe fn capture_begin(stream: CUstream) -> Result<()> {
-    call!(cuStreamBeginCapture_v2(stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
+/// Without limits to what threads may do while a stream records.
+const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
+forwards! {
+    /// Begins to record what is put into a stream, without limits to what this and other threads may do meanwhile.
+    capture_begin(stream: CUstream) = cuStreamBeginCapture_v2(stream, RELAXED);
+    /// Destroys a graph; what was instantiated from it stays.
+    destroy(graph: CUgraph) = cuGraphDestroy(graph);
+    /// Puts it on the device, in a stream; needed before the device launches it.
+    upload(exec: CUgraphExec, stream: CUstream) = cuGraphUpload(exec, stream);
+    /// Launches it from the host.
+    launch(exec: CUgraphExec, stream: CUstream) = cuGraphLaunch(exec, stream);
+    exec_destroy(exec: CUgraphExec) = cuGraphExecDestroy(exec);
 }
 
 /// As [`capture_begin`], into a graph that is there.
 pub unsafe fn capture_begin_into(stream: CUstream, graph: CUgraph) -> Result<()> {
-    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    call!(cuStreamBeginCaptureToGraph(stream, graph, std::ptr::null(), std::ptr::null(), 0, mode))
+    call!(cuStreamBeginCaptureToGraph(stream, graph, std::ptr::null(), std::ptr::null(), 0, RELAXED))
 }
 
 /// Adds a node that runs its body as long as a condition is not 0, which it is at each launch of the graph. The
@@ -53,26 +61,15 @@ pub unsafe fn add_while(graph: CUgraph, context: CUcontext) -> Result<(u64, CUgr
 
 /// Makes a graph that the host alone may launch.
 pub unsafe fn instantiate(graph: CUgraph) -> Result<CUgraphExec> {
-    let mut exec = null_mut();
-    call!(cuGraphInstantiateWithFlags(&mut exec, graph, 0))?;
-    Ok(exec)
+    out(null_mut(), |exec| call!(cuGraphInstantiateWithFlags(exec, graph, 0)))
 }
 
 pub unsafe fn capture_end(stream: CUstream) -> Result<CUgraph> {
-    let mut graph = null_mut();
-    call!(cuStreamEndCapture(stream, &mut graph))?;
-    Ok(graph)
+    out(null_mut(), |graph| call!(cuStreamEndCapture(stream, graph)))
 }
 
 pub unsafe fn create() -> Result<CUgraph> {
-    let mut graph = null_mut();
-    call!(cuGraphCreate(&mut graph, 0))?;
-    Ok(graph)
-}
-
-/// Destroys a graph; what was instantiated from it stays.
-pub unsafe fn destroy(graph: CUgraph) -> Result<()> {
-    call!(cuGraphDestroy(graph))
+    out(null_mut(), |graph| call!(cuGraphCreate(graph, 0)))
 }
 
 /// All nodes, in the order in which they were made.
@@ -141,37 +138,7 @@ pub unsafe fn copy_ends(node: CUgraphNode) -> Result<[CopyEnd; 2]> {
 
 /// The graph of a child node.
 pub unsafe fn child(node: CUgraphNode) -> Result<CUgraph> {
-    let mut graph = null_mut();
-    call!(cuGraphChildGraphNodeGetGraph(node, &mut graph))?;
-    Ok(graph)
-}
-
-/// Adds a kernel that runs after `after`; the driver copies the parameters before it returns.
-pub unsafe fn add_kernel(
-    graph: CUgraph,
-    after: &[CUgraphNode],
-    function: super::driver::CUfunction,
-    shape: super::driver::Shape,
-    parameters: &mut [*mut c_void],
-) -> Result<CUgraphNode> {
-    let ([x, y, z], [bx, by, bz]) = (shape.grid, shape.block);
-    let kernel = sys::CUDA_KERNEL_NODE_PARAMS {
-        func: function,
-        gridDimX: x,
-        gridDimY: y,
-        gridDimZ: z,
-        blockDimX: bx,
-        blockDimY: by,
-        blockDimZ: bz,
-        sharedMemBytes: shape.shared_bytes,
-        kernelParams: parameters.as_mut_ptr(),
-        extra: null_mut(),
-        kern: null_mut(),
-        ctx: null_mut(),
-    };
-    let mut node = null_mut();
-    call!(cuGraphAddKernelNode_v2(&mut node, graph, after.as_ptr(), after.len(), &kernel))?;
-    Ok(node)
+    out(null_mut(), |graph| call!(cuGraphChildGraphNodeGetGraph(node, graph)))
 }
 
 /// What the driver says of a graph that it does not instantiate.
@@ -198,18 +165,4 @@ pub unsafe fn instantiate_for_device(
         let node = std::ptr::without_provenance_mut(wanted.u64(offset_of!(Wanted, hErrNode_out)) as usize);
         (error, Refusal { result, node })
     })
-}
-
-/// Puts it on the device, in a stream; needed before the device launches it.
-pub unsafe fn upload(exec: CUgraphExec, stream: CUstream) -> Result<()> {
-    call!(cuGraphUpload(exec, stream))
-}
-
-/// Launches it from the host.
-pub unsafe fn launch(exec: CUgraphExec, stream: CUstream) -> Result<()> {
-    call!(cuGraphLaunch(exec, stream))
-}
-
-pub unsafe fn exec_destroy(exec: CUgraphExec) -> Result<()> {
-    call!(cuGraphExecDestroy(exec))
 }

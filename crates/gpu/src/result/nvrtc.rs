@@ -12,15 +12,13 @@ use crate::sys::nvrtc as sys;
 #[derive(Debug, Clone, Copy)]
 pub struct Nvrtc(sys::Nvrtc);
 
-/// What a compile is to give.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Output {
-    /// Machine code of one architecture.
+/// What a unit becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// Machine code of exactly this architecture.
     Cubin,
-    /// NVIDIA's assembly language, text that ends with a zero byte.
+    /// NVIDIA's assembly language, text that ends with a zero byte: a driver translates it for this architecture and newer ones.
     Ptx,
-    /// What the linker optimises as a whole.
-    LtoIr,
 }
 
 /// A compile that failed: `nvrtcResult`, its meaning, and the log.
@@ -73,7 +71,7 @@ impl Nvrtc {
         source: &CStr,
         headers: &[(CString, CString)],
         options: &[CString],
-        output: Output,
+        form: Form,
     ) -> Result<(Vec<u8>, String), Failed> {
         let names: Vec<*const c_char> = headers.iter().map(|(name, _)| name.as_ptr()).collect();
         let texts: Vec<*const c_char> = headers.iter().map(|(_, text)| text.as_ptr()).collect();
@@ -99,7 +97,7 @@ impl Nvrtc {
         if code != 0 {
             return Err(Failed { code, text: meaning(code), log });
         }
-        let bytes = program.output(output)?;
+        let bytes = program.output(form)?;
         match bytes.is_empty() {
             true => Err(Failed { code: 0, text: "it gave nothing of the kind that was asked for", log }),
             false => Ok((bytes, log)),
@@ -129,12 +127,11 @@ impl Program<'_> {
         text.trim().to_owned()
     }
 
-    fn output(&self, output: Output) -> Result<Vec<u8>, Failed> {
+    fn output(&self, form: Form) -> Result<Vec<u8>, Failed> {
         let functions = &self.nvrtc.0;
-        let (length, fetch) = match output {
-            Output::Cubin => (functions.cubin_bytes, functions.cubin),
-            Output::Ptx => (functions.ptx_bytes, functions.ptx),
-            Output::LtoIr => (functions.lto_ir_bytes, functions.lto_ir),
+        let (length, fetch) = match form {
+            Form::Cubin => (functions.cubin_bytes, functions.cubin),
+            Form::Ptx => (functions.ptx_bytes, functions.ptx),
         };
         let mut bytes = 0;
         // SAFETY: the program is alive; the length goes to an integer of ours.

@@ -1,4 +1,4 @@
-//! Compiles one unit of CUDA with NVRTC: headers in memory, machine code, assembly or LTO-IR out, the log in the error.
+//! Compiles one unit of CUDA with NVRTC: headers in memory, machine code or assembly out, the log in the error.
 //!
 //! Units are compiled as relocatable code, which pre-declares `cudaGraphLaunch` and its kin, and with every function for
 //! the device unless it says something else, so that headers shared with the host need no annotations. NVRTC has no
@@ -12,7 +12,9 @@ use std::str::FromStr;
 
 use super::toolkit::Toolkit;
 use crate::result::BuildError;
-use crate::result::nvrtc::{Nvrtc, Output};
+use crate::result::nvrtc::Nvrtc;
+
+pub use crate::result::nvrtc::Form;
 
 /// An architecture by its compute capability: 9.0 with no letter is `sm_90`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,17 +61,6 @@ impl FromStr for Arch {
     }
 }
 
-/// What a unit becomes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Form {
-    /// Machine code of exactly this architecture.
-    Cubin,
-    /// Assembly text, which a driver translates for this architecture and newer ones.
-    Ptx,
-    /// What the linker optimises across units.
-    LtoIr,
-}
-
 /// One unit of CUDA source and all that its compile depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
@@ -113,7 +104,7 @@ pub struct Compiled {
     pub name: String,
     /// What the bytes are.
     pub form: Form,
-    /// Machine code, LTO-IR, or text without the zero at its end.
+    /// Machine code, or text without the zero at its end.
     pub bytes: Vec<u8>,
     /// What the compiler warned of; empty when it had nothing to say.
     pub log: String,
@@ -137,15 +128,8 @@ impl Compiler {
 
     /// Compiles `unit` for `arch`; takes 20 to 100 ms for a unit of ours. Error: the compiler's, with its log.
     pub fn compile(&self, unit: &Unit, arch: Arch, form: Form) -> Result<Compiled, BuildError> {
-        let (target, output) = match form {
-            Form::Cubin => (arch.named("sm"), Output::Cubin),
-            Form::Ptx => (arch.named("compute"), Output::Ptx),
-            Form::LtoIr => (arch.named("compute"), Output::LtoIr),
-        };
+        let target = arch.named(if form == Form::Cubin { "sm" } else { "compute" });
         let mut options = vec![c_string(&format!("--gpu-architecture={target}"), "an option")?];
-        if form == Form::LtoIr {
-            options.push(c_string("-dlto", "an option")?);
-        }
         for flag in &unit.flags {
             options.push(c_string(flag, "an option")?);
         }
@@ -155,7 +139,7 @@ impl Compiler {
         let headers: Vec<(CString, CString)> = headers.collect::<Result<_, BuildError>>()?;
         let name = c_string(&unit.name, "a unit's name")?;
         let text = c_string(&unit.text, &format!("unit {}", unit.name))?;
-        let compiled = self.0.compile(&name, &text, &headers, &options, output);
+        let compiled = self.0.compile(&name, &text, &headers, &options, form);
         let (mut bytes, log) = compiled.map_err(|failed| BuildError::Compile {
             source_name: unit.name.clone(),
             target,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::device::Gpu;
 use super::discarded::Discarded;
-use crate::result::driver::{self, CUcontext, CUevent, CUstream};
+use crate::result::driver::{self, CUcontext, CUevent, CUstream, EventKind};
 use crate::result::{Error, Result, code};
 
 /// How long the last share in a context, and pages that are not ours, wait for the device.
@@ -205,7 +205,7 @@ impl Context {
     fn with_event<T>(&self, wait: impl FnOnce(CUevent) -> Result<T>) -> Result<Option<T>> {
         self.enter()?;
         // SAFETY: the context is current.
-        let event = unsafe { driver::event_create_untimed() }?;
+        let event = unsafe { driver::event_create(EventKind::Untimed) }?;
         let recorded = loop {
             // SAFETY: the event is of this context, which is current.
             match unsafe { driver::event_record_behind_all(event, self.0.context) } {

@@ -1,18 +1,21 @@
-//! Graphs that the GPU may launch by itself: recorded from a stream or built of kernels, judged, instantiated, uploaded.
+//! Graphs that the GPU may launch by itself: recorded from a stream, judged, instantiated, uploaded.
 //!
 //! Judged twice: by `graph_rules`, which can say what is wrong in our words, and by the driver, whose reason and node are
 //! kept when it refuses. cudarc's safe layer loses both.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::context::Context;
 use super::discarded::Discarded;
-use super::module::{Arguments, Function};
+use super::module::Function;
 use super::stream::Stream;
 use crate::graph_rules::{self, MOST_DEEP, Node, NodeKind, Place};
-use crate::result::driver::Shape;
 use crate::result::graph::{self, CUgraph, CUgraphExec, CUgraphNode};
 use crate::result::{Error, Result};
+
+/// More than any graph takes to be put on the device.
+const UPLOAD: Duration = Duration::from_secs(60);
 
 /// Work that can be put into a stream again and again: a model.
 ///
@@ -27,7 +30,6 @@ pub unsafe trait Recorded: Send {
 pub struct Graph {
     context: Context,
     graph: CUgraph,
-    last: Option<CUgraphNode>,
     /// Nodes of the body of its WHILE node, if it has one: the driver has no way from that node to them.
     body: Vec<Node>,
     /// Code that its nodes run stays loaded.
@@ -44,11 +46,8 @@ impl fmt::Debug for Graph {
 }
 
 impl Graph {
-    pub fn new(context: &Context) -> Result<Graph> {
-        context.enter()?;
-        // SAFETY: the context is current.
-        let graph = unsafe { graph::create() }?;
-        Ok(Graph { context: context.clone(), graph, last: None, body: Vec::new(), functions: Vec::new() })
+    fn of(context: &Context, graph: CUgraph) -> Graph {
+        Graph { context: context.clone(), graph, body: Vec::new(), functions: Vec::new() }
     }
 
     /// Records what `record` puts into `stream`, none of which runs. Errors: those of `record`, and the driver's, e.g. when it
@@ -59,8 +58,7 @@ impl Graph {
     pub unsafe fn capture(stream: &Stream, record: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
         // SAFETY: the stream lives, and its context is current when it begins.
         let graph = recorded(stream, true, || unsafe { graph::capture_begin(stream.handle()) }, record)?;
-        let context = stream.context().clone();
-        Ok(Graph { context, graph, last: None, body: Vec::new(), functions: Vec::new() })
+        Ok(Graph::of(stream.context(), graph))
     }
 
     /// A graph that repeats what `record` puts into `stream` while its condition is not 0. `record` is given the
@@ -72,7 +70,9 @@ impl Graph {
         stream: &Stream,
         record: impl FnOnce(&Stream, u64) -> Result<()>,
     ) -> Result<Graph> {
-        let mut whole = Graph::new(stream.context())?;
+        stream.context().enter()?;
+        // SAFETY: the context is current.
+        let mut whole = Graph::of(stream.context(), unsafe { graph::create() }?);
         // SAFETY: the graph lives, and its context is current.
         let (handle, body) = unsafe { graph::add_while(whole.graph, whole.context.handle()) }?;
         // SAFETY: as above, and the stream lives.
@@ -80,28 +80,6 @@ impl Graph {
         recorded(stream, false, begin, |stream| record(stream, handle))?;
         whole.body = describe(body, 1)?;
         Ok(whole)
-    }
-
-    /// Adds a kernel that runs after the one that was added last. Errors: wrong arguments, or a shape that the GPU does not
-    /// take.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`], for each time that the graph runs.
-    pub unsafe fn add_kernel(
-        &mut self,
-        function: &Function,
-        shape: Shape,
-        arguments: &Arguments,
-    ) -> Result<()> {
-        function.accepts(arguments)?;
-        self.context.enter()?;
-        let mut pointers = arguments.pointers();
-        let after: Vec<CUgraphNode> = self.last.into_iter().collect();
-        // SAFETY: graph, node and function live, and there are as many arguments, of such sizes, as the function takes.
-        let node = unsafe { graph::add_kernel(self.graph, &after, function.handle(), shape, &mut pointers) };
-        self.last = Some(node.map_err(|error| error.of(format_args!("kernel `{}`", function.name())))?);
-        self.functions.push(function.clone());
-        Ok(())
     }
 
     /// Keeps a kernel's code loaded as long as the graph.
@@ -255,6 +233,13 @@ impl DeviceGraph {
         self.graph.context.enter()?;
         // SAFETY: graph and stream live, and their context is current.
         unsafe { graph::upload(self.exec, stream.handle()) }
+    }
+
+    /// As [`Self::upload`], and waits for its end.
+    pub fn uploaded(self, stream: &Stream) -> Result<DeviceGraph> {
+        self.upload(stream)?;
+        stream.wait("the upload of a graph", UPLOAD)?;
+        Ok(self)
     }
 
     /// Launches it from the host, in `stream`; the stream is idle when neither it nor what it launched runs.

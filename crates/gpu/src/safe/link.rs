@@ -46,15 +46,8 @@ impl Linker {
                 "units to link must be of one form, and at least one: {names:?}"
             )));
         };
-        let mut options = vec![c_string(&format!("-arch={arch}"), "an option")?];
-        if form == Form::LtoIr {
-            options.push(c_string("-lto", "an option")?);
-        }
-        let kind = match form {
-            Form::Cubin => input::CUBIN,
-            Form::Ptx => input::PTX,
-            Form::LtoIr => input::LTO_IR,
-        };
+        let options = [c_string(&format!("-arch={arch}"), "an option")?];
+        let kind = if form == Form::Cubin { input::CUBIN } else { input::PTX };
         // Text ends with a zero that counts, as NVRTC gives it out: without one the linker reads on behind it, and now and then
         // finds that it is no text.
         let text = |unit: &Compiled| [unit.bytes.as_slice(), &[0]].concat();

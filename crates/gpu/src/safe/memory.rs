@@ -230,27 +230,14 @@ impl PinnedMemory {
     /// Copies `bytes` to `offset`, in no order of bytes: whole words at a time where it can. Error: out of bounds.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         range("this memory", offset, bytes.len(), self.len)?;
-        let (words, rest) = if offset.is_multiple_of(8) { bytes.as_chunks() } else { (&[][..], bytes) };
-        let places = self.long_words().iter().skip(offset / 8);
-        places.zip(words).for_each(|(place, &word)| place.store(u64::from_ne_bytes(word), Ordering::Relaxed));
-        let places = &self.bytes()[offset + words.len() * 8..];
-        places.iter().zip(rest).for_each(|(place, byte)| place.store(*byte, Ordering::Relaxed));
+        store_bytes(self.long_words(), self.bytes(), offset, bytes);
         Ok(())
     }
 
     /// Copies from `offset` to `bytes`, as [`Self::write`] does the other way.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         range("this memory", offset, bytes.len(), self.len)?;
-        let (words, rest) =
-            if offset.is_multiple_of(8) { bytes.as_chunks_mut() } else { (&mut [][..], bytes) };
-        let copied = words.len() * 8;
-        let places = self.long_words().iter().skip(offset / 8);
-        words
-            .iter_mut()
-            .zip(places)
-            .for_each(|(word, place)| *word = place.load(Ordering::Relaxed).to_ne_bytes());
-        let places = &self.bytes()[offset + copied..];
-        rest.iter_mut().zip(places).for_each(|(byte, place)| *byte = place.load(Ordering::Relaxed));
+        load_bytes(self.long_words(), self.bytes(), offset, bytes);
         Ok(())
     }
 }
@@ -259,6 +246,25 @@ impl Drop for PinnedMemory {
     fn drop(&mut self) {
         self.context.discard(Discarded::Pinned(self.start.as_ptr().cast()));
     }
+}
+
+/// Copies to `offset` of memory that others reach too, given as its whole words and as its bytes: whole words at a time where it can.
+pub fn store_bytes(places: &[AtomicU64], bytes: &[AtomicU8], offset: usize, from: &[u8]) {
+    let (words, rest) = if offset.is_multiple_of(8) { from.as_chunks() } else { (&[][..], from) };
+    let places = places.iter().skip(offset / 8);
+    places.zip(words).for_each(|(place, &word)| place.store(u64::from_ne_bytes(word), Ordering::Relaxed));
+    let places = &bytes[offset + words.len() * 8..];
+    places.iter().zip(rest).for_each(|(place, byte)| place.store(*byte, Ordering::Relaxed));
+}
+
+/// Copies from `offset`, as [`store_bytes`] does the other way.
+pub fn load_bytes(places: &[AtomicU64], bytes: &[AtomicU8], offset: usize, to: &mut [u8]) {
+    let (words, rest) = if offset.is_multiple_of(8) { to.as_chunks_mut() } else { (&mut [][..], to) };
+    let copied = words.len() * 8;
+    let words = words.iter_mut().zip(places.iter().skip(offset / 8));
+    words.for_each(|(word, place)| *word = place.load(Ordering::Relaxed).to_ne_bytes());
+    let places = &bytes[offset + copied..];
+    rest.iter_mut().zip(places).for_each(|(byte, place)| *byte = place.load(Ordering::Relaxed));
 }
 
 /// A word by which the CPU tells what runs on the GPU to end: pinned, read by the GPU over the bus.
@@ -279,10 +285,6 @@ impl CancelWord {
     /// Tells it to end. A kernel that sees this also sees all that this thread stored before.
     pub fn cancel(&self) {
         self.0.words()[0].store(1, Ordering::Release);
-    }
-
-    pub fn is_cancelled(&self) -> bool {
-        self.0.words()[0].load(Ordering::Acquire) != 0
     }
 
     /// For the next run, when nothing runs that it is for.

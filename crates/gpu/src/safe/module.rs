@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::context::Context;
 use super::discarded::Discarded;
 use super::image_builder::Image;
-use crate::result::driver::{self, CUfunction, CUmodule, FunctionAttribute};
+use crate::result::driver::{self, CUfunction, CUmodule};
 use crate::result::{Error, Result};
 
 /// A loaded image; unloaded when the last of its functions is gone.
@@ -112,16 +112,6 @@ impl Function {
         &self.module.0.context
     }
 
-    /// Registers that a thread of it takes.
-    pub fn registers(&self) -> Result<u32> {
-        self.attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_NUM_REGS)
-    }
-
-    /// Threads that a block of it may have.
-    pub fn max_threads(&self) -> Result<u32> {
-        self.attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
-    }
-
     /// Blocks for a kernel that stays on the GPU: as [`Self::max_blocks`], less those of one multiprocessor, so that short kernels of
     /// others, as a NIC's that copies, find room beside it. Of one multiprocessor: one block.
     pub fn resident_blocks(&self, threads: u32) -> Result<u32> {
@@ -138,12 +128,6 @@ impl Function {
         // SAFETY: the function lives as its module does, in the context that is current.
         let each = unsafe { driver::blocks_a_multiprocessor(self.handle, threads) }?.max(0) as u32;
         Ok(each.saturating_mul(self.context().gpu().multiprocessors()?))
-    }
-
-    fn attribute(&self, attribute: FunctionAttribute) -> Result<u32> {
-        self.context().enter()?;
-        // SAFETY: the function lives as its module does, in the context that is current.
-        Ok(unsafe { driver::function_attribute(self.handle, attribute) }?.max(0) as u32)
     }
 
     /// An error unless there are as many arguments, of such sizes, as the kernel takes.

@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use super::compile::Unit;
 use super::device_graph::{DeviceGraph, Graph};
-use super::event::Event;
+use super::event::{Event, StreamEnd};
 use super::memory::{DeviceMemory, PinnedMemory};
 use super::module::{Arguments, Function, Module};
 use super::stamps::{Stamps, with_stamp};
 use super::stream::{Priority, Stream};
-use super::timer::StreamEnd;
 use super::wait;
 use crate::graph_rules::Node;
 use crate::result::driver::Shape;
@@ -39,9 +38,6 @@ const CANCEL: usize = 0;
 const TURNS: usize = 1;
 const END: usize = 2;
 const ERROR: usize = 3;
-
-/// More than any graph takes to be put on the device.
-const UPLOAD: Duration = Duration::from_secs(10);
 
 /// Why there was no further turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,30 +72,9 @@ pub struct SelfLaunching {
 }
 
 impl SelfLaunching {
-    /// Builds the graph of `kernels`, in this order, and the relaunching one out of `module` (see [`relaunch_unit`]); it may
-    /// have `turns` turns, 0: any number. Errors: the driver's and our rules' about the graph.
-    ///
-    /// # Safety
-    /// As [`Stream::launch`], for every turn.
-    pub unsafe fn of_kernels(
-        module: &Module,
-        kernels: &[(&Function, Shape, Arguments)],
-        turns: u32,
-    ) -> Result<SelfLaunching> {
-        let relaunch = module.function(KERNEL)?;
-        let (stream, control) = Self::parts(&relaunch)?;
-        let mut graph = Graph::new(relaunch.context())?;
-        for (function, shape, arguments) in kernels {
-            // SAFETY: what the kernels do is the caller's.
-            unsafe { graph.add_kernel(function, *shape, arguments) }?;
-        }
-        // SAFETY: the control block lives as long as the graph.
-        unsafe { graph.add_kernel(&relaunch, ONE_THREAD, &arguments(&control, turns, None)) }?;
-        Self::finish(graph, stream, control)
-    }
-
-    /// As [`Self::of_kernels`], of what `record` puts into a stream, e.g. a library's kernels. With `stamps` each turn is a run
-    /// that is stamped, from before what was recorded to the begin of the relaunching kernel.
+    /// Builds the graph of what `record` puts into a stream, e.g. a library's kernels, and of the relaunching one out of `module`
+    /// (see [`relaunch_unit`]); it may have `turns` turns, 0: any number. With `stamps` each turn is a run that is stamped, from
+    /// before what was recorded to the begin of the relaunching kernel. Errors: the driver's and our rules' about the graph.
     ///
     /// # Safety
     /// As [`Graph::capture`] and [`Stream::launch`], for every turn; the stamps outlive the graph.
@@ -205,9 +180,7 @@ impl SelfLaunching {
     }
 
     fn finish(graph: Graph, stream: Stream, control: PinnedMemory) -> Result<SelfLaunching> {
-        let graph = graph.instantiate()?;
-        graph.upload(&stream)?;
-        stream.wait("the upload of a graph", UPLOAD)?;
+        let graph = graph.instantiate()?.uploaded(&stream)?;
         Ok(SelfLaunching { graph, stream, control, beside: None })
     }
 
@@ -219,7 +192,7 @@ impl SelfLaunching {
     /// Launches the first turn. Error: it still runs.
     ///
     /// # Safety
-    /// As in [`Self::of_kernels`].
+    /// As [`Stream::launch`], for every turn.
     pub unsafe fn start(&mut self) -> Result<()> {
         if !self.stream.is_idle()? {
             return Err(Error::Refused("the graph still runs: it is started again when it has ended".into()));
@@ -237,7 +210,7 @@ impl SelfLaunching {
     /// The end of the chain of turns that was started, for a thread that sleeps until then. What a graph launches itself belongs to its
     /// launch: the stream goes on behind the last turn.
     pub fn end(&self) -> Result<StreamEnd> {
-        StreamEnd::new(&self.stream)
+        self.stream.end()
     }
 
     /// Where kernels find the word that [`Self::cancel`] sets: a turn that sets it is the last one.
@@ -287,7 +260,7 @@ impl Drop for SelfLaunching {
     }
 }
 
-const ONE_THREAD: Shape = Shape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+const ONE_THREAD: Shape = Shape::line(1, 1);
 
 fn arguments(control: &PinnedMemory, turns: u32, stamps: Option<&Stamps>) -> Arguments {
     Arguments::new().u64(control.device_address()).u32(turns).u64(stamps.map_or(0, Stamps::address))

@@ -25,7 +25,7 @@ pub(super) fn with_stamp(name: &str, text: &str) -> Unit {
 }
 
 const KERNEL: &str = "doorbell_stamp";
-const ONE_THREAD: Shape = Shape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+const ONE_THREAD: Shape = Shape::line(1, 1);
 /// Bytes of the ring before the first run, and of a run.
 const HEAD: usize = 16;
 const RUN: usize = 16;

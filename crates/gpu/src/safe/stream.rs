@@ -78,13 +78,8 @@ impl Stream {
     /// The kernel runs as its source says: it must keep to memory that stays until the stream is idle. Number and sizes of the
     /// arguments are the kernel's: a driver before CUDA 12.4 does not tell them, and then they were not compared.
     pub unsafe fn launch(&self, function: &Function, shape: Shape, arguments: &Arguments) -> Result<()> {
-        function.accepts(arguments)?;
-        self.context.enter()?;
-        let mut pointers = arguments.pointers();
-        // SAFETY: function and stream live, and there are as many arguments, of such sizes, as the function takes; what
-        // it does with them is the caller's.
-        let launched = unsafe { driver::launch(function.handle(), shape, self.handle, &mut pointers) };
-        launched.map_err(|error| error.of(format_args!("kernel `{}` with {shape:?}", function.name())))
+        // SAFETY: the caller's, as here.
+        unsafe { self.launch_as(function, shape, arguments, false) }
     }
 
     /// As [`Self::launch`], of a kernel whose blocks wait for one another (`GRID_HEADER`). Error also: more blocks than the GPU
@@ -98,12 +93,24 @@ impl Stream {
         shape: Shape,
         arguments: &Arguments,
     ) -> Result<()> {
+        // SAFETY: the caller's, as here.
+        unsafe { self.launch_as(function, shape, arguments, true) }
+    }
+
+    unsafe fn launch_as(
+        &self,
+        function: &Function,
+        shape: Shape,
+        arguments: &Arguments,
+        cooperative: bool,
+    ) -> Result<()> {
         function.accepts(arguments)?;
         self.context.enter()?;
         let mut pointers = arguments.pointers();
-        // SAFETY: as in `launch`.
+        // SAFETY: function and stream live, and there are as many arguments, of such sizes, as the function takes; what
+        // it does with them is the caller's.
         let launched =
-            unsafe { driver::launch_cooperative(function.handle(), shape, self.handle, &mut pointers) };
+            unsafe { driver::launch(function.handle(), shape, self.handle, &mut pointers, cooperative) };
         launched.map_err(|error| error.of(format_args!("kernel `{}` with {shape:?}", function.name())))
     }
 

@@ -8,13 +8,12 @@ use super::load::functions;
 
 pub type Handle = *mut c_void;
 
-/// `NVJITLINK_INPUT_CUBIN`, `_PTX`, `_LTOIR` and `_LIBRARY`.
+/// `NVJITLINK_INPUT_CUBIN`, `_PTX` and `_LIBRARY`.
 pub mod input {
     #![allow(missing_docs)]
     use std::ffi::c_int;
     pub const CUBIN: c_int = 1;
     pub const PTX: c_int = 2;
-    pub const LTO_IR: c_int = 3;
     pub const LIBRARY: c_int = 6;
 }
 

@@ -27,7 +27,5 @@ functions! {
         cubin = "nvrtcGetCUBIN": fn(Program, *mut c_char);
         ptx_bytes = "nvrtcGetPTXSize": fn(Program, *mut usize);
         ptx = "nvrtcGetPTX": fn(Program, *mut c_char);
-        lto_ir_bytes = "nvrtcGetLTOIRSize": fn(Program, *mut usize);
-        lto_ir = "nvrtcGetLTOIR": fn(Program, *mut c_char);
     }
 }

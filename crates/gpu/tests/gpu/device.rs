@@ -135,7 +135,6 @@ fn gpu_kernel_takes_its_arguments_and_no_others() {
     // SAFETY: the shape is refused before anything runs.
     let error = unsafe { stream.launch(&function, wide, &Arguments::new().u64(0).u32(0)) }.unwrap_err();
     assert!(error.to_string().contains("4096"), "{error}");
-    assert!(function.registers().unwrap() > 0 && function.max_threads().unwrap() >= 256);
     let (few, many) = (function.max_blocks(1024).unwrap(), function.max_blocks(32).unwrap());
     let each = bench.context.gpu().multiprocessors().unwrap();
     println!("TABLE side by side: {few} blocks of 1024 threads, {many} of 32, on {each} multiprocessors");
@@ -183,7 +182,6 @@ fn gpu_kernel_that_does_not_end_is_given_up_and_ends_by_its_cancel_word() {
     cancel.cancel();
     stream.wait("kernel `spin`", LIMIT).unwrap();
     println!("TABLE a cancel word ends a kernel after {} us", since.elapsed().as_micros());
-    assert!(cancel.is_cancelled());
     assert!(bench.context.at_rest(LIMIT) && bench.kept() == 0, "{} kept", bench.kept());
 }
 
@@ -200,7 +198,8 @@ fn gpu_context_serves_threads_that_have_not_seen_it() {
         ("pinned memory", &|| PinnedMemory::new(&bench.context, 64).map(drop)),
         ("module", &|| Module::load(&bench.context, &bench.image).map(drop)),
         ("function", &|| bench.module.function("add").map(drop)),
-        ("graph", &|| Graph::new(&bench.context).map(drop)),
+        // SAFETY: nothing is recorded.
+        ("graph", &|| unsafe { Graph::capture(&stream, |_| Ok(())) }.map(drop)),
         ("state", &|| stream.is_idle().map(drop)),
     ];
     std::thread::scope(|scope| {
@@ -325,15 +324,15 @@ fn gpu_memory_for_a_nic_is_exported_as_a_dma_buf_of_its_own_pages() {
 }
 
 #[test]
-fn gpu_graph_of_kernels_launches_itself_until_its_limit() {
+fn gpu_captured_graph_launches_itself_until_its_limit() {
     let bench = need!(Bench::new(), gpu, "one CUDA device");
     let counter = PinnedMemory::new(&bench.context, 64).unwrap();
-    let add = bench.module.function("add").unwrap();
+    let add =
+        |stream: &Stream| bench.launch(stream, "add", Arguments::new().u64(counter.device_address()).u32(1));
     for turns in [1, 10, 10_000] {
         counter.words()[0].store(0, Ordering::Relaxed);
-        let kernels = [(&add, ONE, Arguments::new().u64(counter.device_address()).u32(1))];
         // SAFETY: the counter lives until the graph has ended.
-        let mut graph = unsafe { SelfLaunching::of_kernels(&bench.module, &kernels, turns) }.unwrap();
+        let mut graph = unsafe { SelfLaunching::of_capture(&bench.module, turns, None, add) }.unwrap();
         let since = Instant::now();
         // SAFETY: as above.
         unsafe { graph.start() }.unwrap();
@@ -470,10 +469,13 @@ fn gpu_graphs_that_launch_themselves_run_at_the_same_time() {
 #[test]
 fn gpu_graph_that_it_may_not_launch_is_refused_with_a_reason() {
     let bench = need!(Bench::new(), gpu, "one CUDA device");
-    let error = Graph::new(&bench.context).unwrap().instantiate().unwrap_err().to_string();
+    let stream = bench.stream();
+    // SAFETY: nothing is recorded.
+    let empty = unsafe { Graph::capture(&stream, |_| Ok(())) }.unwrap();
+    let error = empty.instantiate().unwrap_err().to_string();
     assert!(error.contains("no kernel, copy or fill (0 nodes)"), "{error}");
     // Our rules cannot see that this memory is not pinned; the driver can.
-    let (stream, pages) = (bench.stream(), Pages::new(1));
+    let pages = Pages::new(1);
     let memory = DeviceMemory::new(&bench.context, 4096).unwrap();
     let from = pages.at(0).as_ptr() as u64;
     // SAFETY: what is recorded is never launched.

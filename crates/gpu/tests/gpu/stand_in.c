@@ -459,13 +459,6 @@ CUresult cuFuncGetParamInfo(const struct kernel *function, size_t index, size_t 
 }
 #endif
 
-CUresult cuFuncGetAttribute(int *value, unsigned attribute, const struct kernel *function)
-{
-    (void)function;
-    *value = attribute == 0 ? 1024 : 16;
-    return 0;
-}
-
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const struct kernel *function, int threads, size_t shared)
 {
     (void)function, (void)shared;

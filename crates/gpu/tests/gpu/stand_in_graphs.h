@@ -91,25 +91,6 @@ CUresult cuGraphChildGraphNodeGetGraph(struct op *node, struct graph **graph)
     return INVALID_VALUE;
 }
 
-struct kernel_node {
-    const struct kernel *function;
-    unsigned grid[3], block[3], shared;
-    void **parameters, **extra;
-    void *kern, *context;
-};
-
-CUresult cuGraphAddKernelNode_v2(struct op **node, struct graph *graph, struct op *const *after, size_t count,
-                                 const struct kernel_node *wanted)
-{
-    ENTER();
-    if (count > 1 || (count && after[0] != graph->nodes[graph->count - 1]) || wanted->block[0] > 1024)
-        LEAVE(INVALID_VALUE);
-    *node = malloc(sizeof **node);
-    **node = kernel_op(wanted->function, wanted->parameters);
-    graph->nodes[graph->count++] = *node;
-    LEAVE(0);
-}
-
 struct instantiate {
     uint64_t flags;
     struct stream *upload;

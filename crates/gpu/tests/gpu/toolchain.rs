@@ -35,7 +35,7 @@ fn builder(toolkit: Toolkit) -> ImageBuilder {
 fn every_form_links_for_every_architecture_and_leaves_only_what_the_driver_supplies() {
     let builder = builder(need!(Toolkit::find(None), toolkit, "a CUDA toolkit"));
     for arch in ARCHS {
-        for form in [Form::Cubin, Form::Ptx, Form::LtoIr] {
+        for form in [Form::Cubin, Form::Ptx] {
             let since = Instant::now();
             let image = builder
                 .image(&units(), arch, form)
@@ -105,7 +105,7 @@ fn an_error_in_the_source_names_unit_line_and_target() {
 #[test]
 fn a_function_that_no_unit_defines_is_named_by_the_linker() {
     let builder = builder(need!(Toolkit::find(None), toolkit, "a CUDA toolkit"));
-    for form in [Form::Cubin, Form::Ptx, Form::LtoIr] {
+    for form in [Form::Cubin, Form::Ptx] {
         let error = builder.image(&[work()], Arch::sm(90), form).unwrap_err();
         assert!(matches!(error, BuildError::Link { .. }), "{error}");
         assert!(error.to_string().contains("scale"), "{form:?}: {error}");

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gpu::{DeviceGraph, Function, Graph, Priority, Recorded, Shape, Stream, Unit};
+use rdma_shim::c_structs;
 use rdma_shim::kernel::{
     Arguments, HostMemory, Kernel, Machine, Memory, Plain, Source, db_kernel_end, db_kernel_queue,
 };
@@ -29,25 +30,22 @@ const LEAVE: u32 = 2;
 /// More than all turns that may be in flight take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// `struct db_asked` of `kernels/asked.h`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct db_asked {
-    pub(super) what: u32,
-    pub(super) slot: u32,
-    pub(super) sequence: u32,
-    pub(super) client: u32,
-    pub(super) status: u32,
-    pub(super) arrival: u32,
-    pub(super) request_id: u64,
-    pub(super) cookie: u64,
-    pub(super) sent_ns: u64,
-    pub(super) completed: u64,
-    pub(super) pad: u64,
+c_structs! {
+    /// `struct db_asked` of `kernels/asked.h`.
+    pub(super) struct db_asked {
+        pub(super) what: u32,
+        pub(super) slot: u32,
+        pub(super) sequence: u32,
+        pub(super) client: u32,
+        pub(super) status: u32,
+        pub(super) arrival: u32,
+        pub(super) request_id: u64,
+        pub(super) cookie: u64,
+        pub(super) sent_ns: u64,
+        pub(super) completed: u64,
+        pub(super) pad: u64,
+    }
 }
-
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_asked {}
 
 /// The kernel that begins a turn.
 pub(super) const BEGIN: Source = Source {
@@ -127,11 +125,7 @@ impl Turns {
         {
             return refuse("turns have a client and a block at least, and slots that are there");
         }
-        let own = |bytes: usize| {
-            let memory = machine.own_memory(bytes)?;
-            memory.fill(0)?;
-            Ok::<_, ServedError>(memory)
-        };
+        let own = |bytes| machine.zeroed_memory(bytes);
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
         let (of_clients, words_of) = (
             own(clients as usize * size_of::<db_client>())?,
@@ -226,7 +220,7 @@ impl Turns {
                 let [served, turn, ring] = addresses;
                 let arguments = gpu::Arguments::new().u64(served).u64(turn).u64(ring);
                 // SAFETY: as above.
-                unsafe { stream.launch(begin, ONE_THREAD, &arguments) }?;
+                unsafe { stream.launch(begin, Shape::line(1, 1), &arguments) }?;
             }
         }
         Ok(())
@@ -280,8 +274,6 @@ impl Turns {
     }
 }
 
-const ONE_THREAD: Shape = Shape { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 0 };
-
 /// The sources as a GPU's compiler takes them.
 pub fn units() -> Vec<Unit> {
     launch::SOURCES[1..].iter().chain([&BEGIN]).map(Source::unit).collect()
@@ -300,16 +292,10 @@ fn graph(
     let rest = launch::NAMES[1..].iter().map(|name| module.function(name));
     let rest = rest.collect::<gpu::Result<Vec<Function>>>()?;
     let record = |stream: &Stream| {
-        let put = |step: usize| {
-            let arguments = gpu::Arguments::new().u64(told.served).u64(told.turn);
-            let [blocks, threads] = told.shapes[step];
-            let shape = Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
-            // SAFETY: as in `Turns::launch`.
-            unsafe { stream.launch(&rest[step - 1], shape, &arguments) }
-        };
+        let put = |step: usize| told.put(step, &rest[step - 1], stream);
         let arguments = gpu::Arguments::new().u64(told.served).u64(told.turn).u64(ring);
         // SAFETY: as in `Turns::launch`.
-        unsafe { stream.launch(&begin, ONE_THREAD, &arguments) }?;
+        unsafe { stream.launch(&begin, Shape::line(1, 1), &arguments) }?;
         put(1)?;
         model.record(stream)?;
         put(2)?;
@@ -317,9 +303,7 @@ fn graph(
     };
     // SAFETY: the functions' code stays with the module, which `begin` keeps; `Recorded` promises the same of the model's.
     let graph = unsafe { Graph::capture(stream, record) }?.instantiate_for_host()?;
-    graph.upload(stream)?;
-    stream.wait("the upload of a graph", LIMIT)?;
-    Ok((graph, begin))
+    Ok((graph.uploaded(stream)?, begin))
 }
 
 fn failed(error: ServedError) -> CpuError {

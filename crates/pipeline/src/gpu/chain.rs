@@ -14,7 +14,7 @@ use slots::layout::{STOP, Status};
 
 use super::launch::Steps;
 use super::layout::db_served;
-use super::runs::{Model, OnEnd, Runs};
+use super::runs::{Model, OnEnd, Runs, Threaded, spawn};
 use super::{Core, Repeat, Served, ServedError, State, launch, refuse};
 
 fn turns(core: &Arc<Core>, steps: &Steps, model: &Mutex<Box<Model>>) -> Result<(), ServedError> {
@@ -99,7 +99,7 @@ impl Served {
         let steps = Arc::new(self.steps()?);
         self.ends(self.core.shared.kernel_address())?;
         let model: Arc<Mutex<Box<Model>>> = Arc::new(Mutex::new(Box::new(model)));
-        self.runs = Runs::Twin { steps, model, thread: None, has_ended: Arc::default() };
+        self.runs = Runs::by_thread(Threaded::Twin { steps, model });
         Ok(())
     }
 
@@ -145,38 +145,32 @@ impl Served {
         self.core.shared.words()[0].store(0, Ordering::Release);
         match &mut self.runs {
             Runs::Not => return refuse("it has no model"),
-            Runs::Twin { thread: Some(_), .. }
-            | Runs::Resident { thread: Some(_), .. }
-            | Runs::Graph { is_started: true, .. } => {
+            Runs::Thread { thread: Some(_), .. } | Runs::Graph { is_started: true, .. } => {
                 return refuse("it runs already");
             }
-            Runs::Resident { kernel, thread, has_ended } => {
+            Runs::Thread { of, thread, has_ended } => {
                 has_ended.store(false, Ordering::Release);
-                let launched = kernel.launch(&self.core, 0)?;
+                type Wait = Box<dyn FnOnce() -> Result<(), ServedError> + Send>;
+                let (name, wait): (_, Wait) = match of {
+                    Threaded::Resident(kernel) => {
+                        let launched = kernel.launch(&self.core, 0)?;
+                        ("chain-end", Box::new(|| launched.ended()))
+                    }
+                    // It stands for the GPU, as the twin's own threads do.
+                    Threaded::Twin { steps, model } => {
+                        let (core, steps, model) =
+                            (Arc::clone(&self.core), Arc::clone(steps), Arc::clone(model));
+                        ("twin-turns", Box::new(move || turns(&core, &steps, &model)))
+                    }
+                };
                 let (has_ended, on_end) = (Arc::clone(has_ended), self.on_end.clone());
                 let work = move || {
-                    let ended = launched.ended();
+                    let ended = wait();
                     has_ended.store(true, Ordering::Release);
                     on_end.iter().for_each(|call| call());
                     ended
                 };
-                let builder = std::thread::Builder::new().name("chain-end".into());
-                *thread = Some(builder.spawn(work).map_err(ServedError::Thread)?);
-            }
-            Runs::Twin { steps, model, thread, has_ended } => {
-                has_ended.store(false, Ordering::Release);
-                let has_ended = Arc::clone(has_ended);
-                let (core, steps, model) = (Arc::clone(&self.core), Arc::clone(steps), Arc::clone(model));
-                let on_end = self.on_end.clone();
-                let work = move || {
-                    let ended = turns(&core, &steps, &model);
-                    has_ended.store(true, Ordering::Release);
-                    on_end.iter().for_each(|call| call());
-                    ended
-                };
-                // It stands for the GPU, as the twin's own threads do.
-                let builder = std::thread::Builder::new().name("twin-turns".into());
-                *thread = Some(builder.spawn(work).map_err(ServedError::Thread)?);
+                *thread = Some(spawn(name, work)?);
             }
             Runs::Graph { graph, is_started, watcher, .. } => {
                 launch::start(graph)?;
@@ -188,8 +182,7 @@ impl Served {
                         let _ = end.sleep();
                         call();
                     };
-                    let builder = std::thread::Builder::new().name("chain-end".into());
-                    *watcher = Some(builder.spawn(work).map_err(ServedError::Thread)?);
+                    *watcher = Some(spawn("chain-end", work)?);
                 }
             }
         }
@@ -199,8 +192,7 @@ impl Served {
     /// Whether it has its turns. Error: what went wrong in a kernel of a graph; of the thread's, [`Self::wait_end`] tells.
     pub fn is_running(&self) -> Result<bool, ServedError> {
         match &self.runs {
-            Runs::Twin { thread: Some(_), has_ended, .. }
-            | Runs::Resident { thread: Some(_), has_ended, .. } => Ok(!has_ended.load(Ordering::Acquire)),
+            Runs::Thread { thread: Some(_), has_ended, .. } => Ok(!has_ended.load(Ordering::Acquire)),
             Runs::Graph { graph, is_started: true, .. } => Ok(!graph.is_idle()?),
             _ => Ok(false),
         }
@@ -216,8 +208,7 @@ impl Served {
     pub fn wait_end(&mut self, limit: Duration) -> Result<(), ServedError> {
         let since = Instant::now();
         match &mut self.runs {
-            Runs::Twin { thread: running @ Some(_), .. }
-            | Runs::Resident { thread: running @ Some(_), .. } => {
+            Runs::Thread { thread: running @ Some(_), .. } => {
                 while running.as_ref().is_some_and(|thread| !thread.is_finished()) {
                     if since.elapsed() >= limit {
                         return Err(ServedError::Deadline { what: "the last turn's end".into(), limit });
@@ -244,11 +235,6 @@ impl Served {
 
     /// Whether a kernel may still use what the pipeline has.
     pub(super) fn may_run(&self) -> bool {
-        matches!(
-            self.runs,
-            Runs::Twin { thread: Some(_), .. }
-                | Runs::Resident { thread: Some(_), .. }
-                | Runs::Graph { is_started: true, .. }
-        )
+        matches!(self.runs, Runs::Thread { thread: Some(_), .. } | Runs::Graph { is_started: true, .. })
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gpu::{Function, GRID_HEADER, Recorded, ResidentModel, SelfLaunching, Shape, Stream, Unit};
-use rdma_shim::kernel::{Machine, Memory, Place, Plain, db_kernel_queue};
+use rdma_shim::kernel::{Machine, Memory, Place, db_kernel_queue};
 use rdma_shim::sys::{db_cq, db_rq, db_slot, db_sq};
 use slots::layout::{Header, PREFIX_BYTES, Status, flag};
 use slots::{Arrival, Geometry, Tensor, TensorKind};
@@ -219,12 +219,6 @@ struct ReversalModel {
     _slots: Arc<Core>,
 }
 
-/// `struct db_reversal`.
-#[repr(C)]
-struct ReversalArguments([u64; 8]);
-// SAFETY: numbers without padding.
-unsafe impl Plain for ReversalArguments {}
-
 impl ReversalModel {
     fn new(served: &Served) -> Result<ReversalModel, ServedError> {
         let machine = &served.core.machine;
@@ -233,9 +227,9 @@ impl ReversalModel {
             (tensors.inputs[0].words(), tensors.outputs[0].words());
         let between = [machine.own_memory(4 * FLOATS)?, machine.own_memory(4 * FLOATS)?];
         let [one, other] = between.each_ref().map(Memory::kernel_address);
-        let arguments = machine.own_memory(size_of::<ReversalArguments>())?;
-        arguments
-            .put(0, &ReversalArguments([slots, index, stride, request, answer, one, other, FLOATS as u64]))?;
+        // `struct db_reversal`.
+        let arguments = machine.own_memory(size_of::<[u64; 8]>())?;
+        arguments.put(0, &[slots, index, stride, request, answer, one, other, FLOATS as u64])?;
         let (step, twin_entry) = match machine.is_gpu() {
             true => (Some(machine.module(&[unit()])?.function("reversal")?), 0),
             false => (None, twin_entry()?),
@@ -330,7 +324,7 @@ impl Waiting {
             tail[7] = u8::from(nth / entries % 2 == 1);
             let cqe = at + 64 * (nth % entries) as usize;
             self.queue.write(cqe, &[0; 56])?;
-            self.queue.put(cqe + 56, &Tail(u64::from_le_bytes(tail)))?;
+            self.queue.put(cqe + 56, &u64::from_le_bytes(tail))?;
         }
         Ok(())
     }
@@ -375,12 +369,6 @@ impl Waiting {
         Ok((header, tensor))
     }
 }
-
-/// The tail of a CQE.
-#[repr(transparent)]
-struct Tail(u64);
-// SAFETY: a number.
-unsafe impl Plain for Tail {}
 
 const QPN: u32 = 0x49;
 

@@ -42,6 +42,14 @@ impl KernelAddresses {
     pub fn has(&self, step: usize) -> bool {
         !(self.in_slots && (step == 1 || step == 2))
     }
+
+    /// Puts a step's kernel into a stream, or into the graph that it records.
+    pub fn put(&self, step: usize, kernel: &Function, stream: &Stream) -> gpu::Result<()> {
+        let arguments = gpu::Arguments::new().u64(self.served).u64(self.turn);
+        let [blocks, threads] = self.shapes[step];
+        // SAFETY: as in `Steps::run`; the holder keeps the memory as long as the stream, or the graph, runs.
+        unsafe { stream.launch(kernel, Shape::line(blocks, threads), &arguments) }
+    }
 }
 
 /// The kernels, ready to be launched one by one.
@@ -110,16 +118,9 @@ pub fn graph(
     let module: Module = machine.module(&units)?;
     let functions = NAMES.iter().map(|name| module.function(name)).collect::<gpu::Result<Vec<Function>>>()?;
     let before = if told.in_slots { 0 } else { 1 };
-    let put = |stream: &Stream, step: usize| {
-        let arguments = gpu::Arguments::new().u64(told.served).u64(told.turn);
-        let [blocks, threads] = told.shapes[step];
-        let shape = Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
-        // SAFETY: as in `Steps::run`; the caller keeps the memory as long as the graph.
-        unsafe { stream.launch(&functions[step], shape, &arguments) }
-    };
     let record = |stream: &Stream| {
         for step in (0..4).filter(|step| told.has(*step)) {
-            put(stream, step)?;
+            told.put(step, &functions[step], stream)?;
             if step == before {
                 model.record(stream)?;
             }

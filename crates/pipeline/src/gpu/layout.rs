@@ -1,5 +1,6 @@
 //! The structs of `kernels/pipeline.h`. A test compares every offset with the C side's (`tests/kernels/layout.cu`).
 
+use rdma_shim::c_structs;
 use rdma_shim::kernel::{Plain, db_kernel_end, db_kernel_queue};
 use rdma_shim::sys::{db_cq, db_rq, db_sq};
 use slots::Geometry;
@@ -8,56 +9,57 @@ use slots::layout::{Header, MOST_TENSORS, PREFIX_BYTES};
 /// Words of the table behind a header.
 pub const TABLE_WORDS: usize = (PREFIX_BYTES - Header::BYTES) / 8;
 
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct db_counts {
-    pub turns: u64,
-    pub answered: u64,
-    pub refused: u64,
-    pub sent: u64,
-    pub strays: u64,
-}
+c_structs! {
+    /// Counts since the pipeline was made.
+    pub struct db_counts {
+        pub turns: u64,
+        /// Answers that were posted.
+        pub answered: u64,
+        /// Of these, requests that were bad.
+        pub refused: u64,
+        /// Answers whose WRITE was seen to have completed.
+        pub sent: u64,
+        /// Receive completions that named a slot of another client, or one in use.
+        pub strays: u64,
+    }
 
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct db_turn {
-    pub state: u32,
-    pub slot: u32,
-    pub sequence: u32,
-    pub client: u32,
-    pub status: u32,
-    pub model_slot: u32,
-    pub request_id: u64,
-    pub cookie: u64,
-    pub sent_ns: u64,
-    pub begun_ns: u64,
-    pub attended_ns: u64,
-    pub next: u32,
-    pub first: u32,
-    pub count: u32,
-    pub passed: u32,
-    pub counts: db_counts,
-}
+    pub struct db_turn {
+        pub state: u32,
+        pub slot: u32,
+        pub sequence: u32,
+        pub client: u32,
+        pub status: u32,
+        pub model_slot: u32,
+        pub request_id: u64,
+        pub cookie: u64,
+        pub sent_ns: u64,
+        pub begun_ns: u64,
+        pub attended_ns: u64,
+        pub next: u32,
+        pub first: u32,
+        pub count: u32,
+        pub passed: u32,
+        pub counts: db_counts,
+    }
 
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct db_place {
-    pub queue: db_kernel_queue,
-    pub answers: u64,
-    pub answer_flags: u64,
-    pub answers_rkey: u32,
-    pub flags_rkey: u32,
-    pub lkey: u32,
-    pub first: u32,
-    pub count: u32,
-    pub sequence: u32,
-    pub wanted: u32,
-    pub done: u32,
-    pub unreliable: u32,
-    pub flushed: u32,
-    pub answered: u64,
-    pub refused: u64,
-    pub end: db_kernel_end,
+    pub struct db_place {
+        pub queue: db_kernel_queue,
+        pub answers: u64,
+        pub answer_flags: u64,
+        pub answers_rkey: u32,
+        pub flags_rkey: u32,
+        pub lkey: u32,
+        pub first: u32,
+        pub count: u32,
+        pub sequence: u32,
+        pub wanted: u32,
+        pub done: u32,
+        pub unreliable: u32,
+        pub flushed: u32,
+        pub answered: u64,
+        pub refused: u64,
+        pub end: db_kernel_end,
+    }
 }
 
 #[repr(C)]
@@ -79,91 +81,83 @@ pub struct db_client {
     pub progress_ns: u64,
 }
 
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct db_told {
-    pub slot: u32,
-    pub client: u32,
-    pub status: u32,
-    pub pad: u32,
-    pub number: u64,
-}
+c_structs! {
+    pub struct db_told {
+        pub slot: u32,
+        pub client: u32,
+        pub status: u32,
+        pub pad: u32,
+        pub number: u64,
+    }
 
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct db_steps {
-    pub arrived: u64,
-    pub looks: u64,
-    pub begun: u64,
-    pub takes: u64,
-    pub taken: u64,
-    pub puts: u64,
-    pub put: u64,
-    pub rung: u64,
-    pub have_taken: u32,
-    pub have_put: u32,
-}
+    pub struct db_steps {
+        pub arrived: u64,
+        pub looks: u64,
+        pub begun: u64,
+        pub takes: u64,
+        pub taken: u64,
+        pub puts: u64,
+        pub put: u64,
+        pub rung: u64,
+        pub have_taken: u32,
+        pub have_put: u32,
+    }
 
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct db_traced {
-    pub steps: db_steps,
-    pub slot: u32,
-    pub client: u32,
-    pub status: u32,
-    pub number: u32,
-}
+    pub struct db_traced {
+        pub steps: db_steps,
+        pub slot: u32,
+        pub client: u32,
+        pub status: u32,
+        pub number: u32,
+    }
 
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct db_slot_words {
-    pub owner: u32,
-    pub sending: u32,
-    pub twice: u32,
-    pub pad: u32,
-}
+    pub struct db_slot_words {
+        pub owner: u32,
+        pub sending: u32,
+        pub twice: u32,
+        pub pad: u32,
+    }
 
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct db_served {
-    pub slots: u64,
-    pub slots_nic: u64,
-    pub slot_stride: u64,
-    pub answer: u64,
-    pub flags: u64,
-    pub flag_stride: u64,
-    pub awaited: u64,
-    pub words: u64,
-    pub sending: u64,
-    pub clients: u64,
-    pub places: u64,
-    pub cancel: u64,
-    pub counts: u64,
-    pub wait_ns: u64,
-    pub patience_ns: u64,
-    pub attend_ns: u64,
-    pub ends: u64,
-    pub told: u64,
-    pub steps: u64,
-    pub traced: u64,
-    pub host_flag: u64,
-    pub slot_count: u32,
-    pub client_count: u32,
-    pub arrival: u32,
-    pub model_id: u32,
-    pub request_tensors: u32,
-    pub answer_tensors: u32,
-    pub request_tail: u32,
-    pub answer_tail: u32,
-    pub refuses: u32,
-    pub traced_count: u32,
-    pub credits: u32,
-    pub pad: u32,
-    pub answer_stride: u64,
-    pub request_table: [u64; TABLE_WORDS],
-    pub answer_table: [u64; TABLE_WORDS],
-    pub inputs: [u64; MOST_TENSORS],
-    pub outputs: [u64; MOST_TENSORS],
+    pub struct db_served {
+        pub slots: u64,
+        pub slots_nic: u64,
+        pub slot_stride: u64,
+        pub answer: u64,
+        pub flags: u64,
+        pub flag_stride: u64,
+        pub awaited: u64,
+        pub words: u64,
+        pub sending: u64,
+        pub clients: u64,
+        pub places: u64,
+        pub cancel: u64,
+        pub counts: u64,
+        pub wait_ns: u64,
+        pub patience_ns: u64,
+        pub attend_ns: u64,
+        pub ends: u64,
+        pub told: u64,
+        pub steps: u64,
+        pub traced: u64,
+        pub host_flag: u64,
+        pub slot_count: u32,
+        pub client_count: u32,
+        pub arrival: u32,
+        pub model_id: u32,
+        pub request_tensors: u32,
+        pub answer_tensors: u32,
+        pub request_tail: u32,
+        pub answer_tail: u32,
+        pub refuses: u32,
+        pub traced_count: u32,
+        pub credits: u32,
+        pub pad: u32,
+        pub answer_stride: u64,
+        pub request_table: [u64; TABLE_WORDS],
+        pub answer_table: [u64; TABLE_WORDS],
+        pub inputs: [u64; MOST_TENSORS],
+        pub outputs: [u64; MOST_TENSORS],
+    }
 }
 
 fn words(bytes: &[u8]) -> [u64; TABLE_WORDS] {
@@ -194,23 +188,8 @@ impl db_served {
     }
 }
 
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_counts {}
-// SAFETY: likewise.
-unsafe impl Plain for db_turn {}
-// SAFETY: likewise.
-unsafe impl Plain for db_steps {}
-// SAFETY: likewise.
-unsafe impl Plain for db_traced {}
-// SAFETY: likewise.
-unsafe impl Plain for db_place {}
 // SAFETY: likewise.
 unsafe impl Plain for db_client {}
-// SAFETY: likewise.
-unsafe impl Plain for db_slot_words {}
-// SAFETY: likewise.
-unsafe impl Plain for db_served {}
-
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;

@@ -63,6 +63,7 @@ pub use endpoint::{Endpoint, Pool};
 pub use error::ServedError;
 pub use kernel_memory::State;
 pub use launch::{Repeat, units};
+pub use layout::db_counts as Counters;
 pub use runs::{Model, OnEnd};
 pub use structure::{Structure, structure};
 
@@ -89,20 +90,6 @@ pub struct Setting<'a> {
     pub threads: u32,
     /// Blocks that copy, and threads of each.
     pub copying: [u32; 2],
-}
-
-/// Counts since the pipeline was made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
-    pub turns: u64,
-    /// Answers that were posted.
-    pub answered: u64,
-    /// Of these, requests that were bad.
-    pub refused: u64,
-    /// Answers whose WRITE was seen to have completed.
-    pub sent: u64,
-    /// Receive completions that named a slot of another client, or one in use.
-    pub strays: u64,
 }
 
 /// Time between two looks of the kernels at what lies across PCIe, while requests come: a look takes 4 us on an H200. A client that joins or
@@ -181,11 +168,7 @@ impl Served {
             return refuse(format!("{} threads that wait: {MOST_THREADS} at most", setting.threads));
         }
         let stride = geometry.server_stride();
-        let own = |bytes: usize| {
-            let memory = machine.own_memory(bytes)?;
-            memory.fill(0)?;
-            Ok::<_, ServedError>(memory)
-        };
+        let own = |bytes| machine.zeroed_memory(bytes);
         let in_slots = setting.inputs.is_empty() && setting.outputs.is_empty();
         // The last one is no client's: a model in the slots works there in a turn without a good request.
         let bytes = stride * (slot_count + usize::from(in_slots));

@@ -6,17 +6,13 @@ use rdma_shim::testing::wait_for;
 use slots::layout::{Header, Status};
 
 use super::resident_tests::{GOOD, LIMIT, add_one_at};
+use super::runs::Threaded;
 use super::tests::test_pipeline::{ANSWERS, Peer, RECORD, TestPipeline, geometry};
 use super::tests::{PLANTED, has_compiler};
 use super::*;
 
 /// A test waits so long for what must not come.
 const QUIET: Duration = Duration::from_millis(200);
-
-#[repr(transparent)]
-struct Awaited(u32);
-// SAFETY: a number.
-unsafe impl Plain for Awaited {}
 
 /// A pipeline with a client of four slots, whose first request runs until the model is let go.
 struct Running {
@@ -58,7 +54,7 @@ impl Running {
         let core = &self.pipeline.served.core;
         let served: db_served = core.own[0].get(0).unwrap();
         let at = served.awaited - core.own[2].kernel_address() + 4 * u64::from(slot);
-        core.own[2].get::<Awaited>(at as usize).unwrap().0 - 1
+        core.own[2].get::<u32>(at as usize).unwrap() - 1
     }
 
     /// WQEs that the NIC was told of: two an answer.
@@ -231,7 +227,9 @@ fn a_queue_that_fails_beside_its_request_is_told_of_no_answer() {
 
 /// A pipeline whose blocks wait so long for one another, and whose I/O block so long for a request.
 fn limited(served: &mut Served, limit: Duration, wait: Duration) {
-    let Runs::Resident { kernel, .. } = &mut served.runs else { panic!("a resident kernel") };
+    let Runs::Thread { of: Threaded::Resident(kernel), .. } = &mut served.runs else {
+        panic!("a resident kernel")
+    };
     Arc::get_mut(kernel).unwrap().limit = limit;
     let wait = wait.as_nanos() as u64;
     served.core.tell(offset_of!(db_served, wait_ns), &wait.to_ne_bytes()).unwrap();

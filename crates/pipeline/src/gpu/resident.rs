@@ -10,7 +10,7 @@ use rdma_shim::kernel::Source;
 use super::launch::{HEADERS, KERNELS};
 use super::layout::db_turn;
 use super::resident_kernel::Resident;
-use super::runs::Runs;
+use super::runs::{Runs, Threaded};
 use super::{Served, ServedError, refuse};
 
 /// The kernel. It includes the sources of the kernels that wait and send.
@@ -72,7 +72,7 @@ impl Served {
         }
         let kernel = self.resident(model)?;
         self.ends(self.core.shared.kernel_address())?;
-        self.runs = Runs::Resident { kernel, thread: None, has_ended: Arc::default() };
+        self.runs = Runs::by_thread(Threaded::Resident(kernel));
         Ok(())
     }
 

@@ -29,12 +29,6 @@ use crate::trace::Step;
 
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-/// `struct add_one`.
-#[repr(C)]
-struct Arguments([u64; 8]);
-// SAFETY: numbers without padding.
-unsafe impl Plain for Arguments {}
-
 /// Tests link this model (`tests/kernels/add_one.cu`). `kernel`: with a planted defect, or none.
 fn add_one(served: &Served, kernel: &str, threads: u32) -> ResidentModel {
     let is_gpu = served.core.machine.is_gpu();
@@ -52,12 +46,13 @@ pub fn add_one_at(
     let machine = &served.core.machine;
     let SlotTensors { inputs, outputs } = served.tensors();
     let ([base, index, stride, request], [.., answer]) = (inputs[0].words(), outputs[0].words());
-    let arguments = machine.own_memory(size_of::<Arguments>()).unwrap();
+    let arguments = machine.own_memory(size_of::<[u64; 8]>()).unwrap();
     let between = machine.own_memory(inputs[0].bytes()).unwrap();
     let count = inputs[0].bytes() as u64 / 4;
     let closed = gate.map_or(0, HostMemory::kernel_address);
+    // `struct add_one`.
     let words = [base, index, stride, request, answer, between.kernel_address(), count, closed];
-    arguments.put(0, &Arguments(words)).unwrap();
+    arguments.put(0, &words).unwrap();
     let address = arguments.kernel_address();
     // SAFETY: the function keeps to the slots and to the memory that the value keeps.
     unsafe { ResidentModel::new(vec![add_one_unit()], twin_entry, address, threads, (arguments, between)) }

@@ -19,9 +19,9 @@ pub type OnEnd = Arc<dyn Fn() + Send + Sync>;
 /// What has the turns, and whether it does now.
 pub(super) enum Runs {
     Not,
-    Twin {
-        steps: Arc<Steps>,
-        model: Arc<Mutex<Box<Model>>>,
+    /// A thread has them, or sleeps until the end of the kernel that does.
+    Thread {
+        of: Threaded,
         thread: Option<JoinHandle<Result<(), ServedError>>>,
         /// Set before the chain's end is told.
         has_ended: Arc<AtomicBool>,
@@ -34,12 +34,26 @@ pub(super) enum Runs {
         /// Sleeps until the chain's end.
         watcher: Option<JoinHandle<()>>,
     },
+}
+
+/// What a chain's thread waits for.
+pub(super) enum Threaded {
+    /// Kernel after kernel, which it launches itself: the host twin's.
+    Twin { steps: Arc<Steps>, model: Arc<Mutex<Box<Model>>> },
     /// One kernel that stays.
-    Resident {
-        kernel: Arc<Resident>,
-        /// Sleeps until its end.
-        thread: Option<JoinHandle<Result<(), ServedError>>>,
-        /// Set before the end is told.
-        has_ended: Arc<AtomicBool>,
-    },
+    Resident(Arc<Resident>),
+}
+
+impl Runs {
+    pub(super) fn by_thread(of: Threaded) -> Runs {
+        Runs::Thread { of, thread: None, has_ended: Arc::default() }
+    }
+}
+
+/// A thread of that name. Error: the system has none.
+pub(super) fn spawn<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, ServedError> {
+    std::thread::Builder::new().name(name.into()).spawn(work).map_err(ServedError::Thread)
 }

@@ -77,7 +77,7 @@ impl Served {
     pub fn structure(&self) -> Result<Option<Structure>, ServedError> {
         Ok(match &self.runs {
             Runs::Graph { graph, .. } => Some(Structure::of(&graph.nodes()?)),
-            Runs::Not | Runs::Twin { .. } | Runs::Resident { .. } => None,
+            Runs::Not | Runs::Thread { .. } => None,
         })
     }
 }

@@ -231,7 +231,7 @@ fn slots_have_their_turn() {
 fn old_flag(planted: Option<(usize, &'static str)>) -> State {
     let pipeline = TestPipeline::new(Arrival::Flag, None, planted);
     let _peer = pipeline.join(0, 0, 2);
-    pipeline.served.core.flags.put(0, &Word(flag(2))).unwrap();
+    pipeline.served.core.flags.put(0, &flag(2)).unwrap();
     pipeline.turn().1
 }
 

@@ -16,6 +16,7 @@ use slots::{Geometry, Status};
 use verbs::{Payload, Remote, SendFlags, SendOperation, SendRequest, Sge};
 
 use super::layout::{db_counts, db_place, db_told};
+use super::runs::spawn;
 use super::{Arrival, COUNTS, Client, ServedError};
 use crate::PATIENCE;
 
@@ -326,8 +327,7 @@ impl Poster {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("poster".into()).spawn(work);
-        Ok(Poster { stop, thread: Some(thread.map_err(ServedError::Thread)?) })
+        Ok(Poster { stop, thread: Some(spawn("poster", work)?) })
     }
 }
 

@@ -33,8 +33,7 @@ impl Served {
     pub(super) fn note_steps(&mut self) -> Result<HostMemory, ServedError> {
         self.is_new()?;
         let machine = &self.core.machine;
-        let steps = machine.own_memory(self.core.slot_count as usize * size_of::<db_steps>())?;
-        steps.fill(0)?;
+        let steps = machine.zeroed_memory(self.core.slot_count as usize * size_of::<db_steps>())?;
         let records = machine.host_memory(RECORDS as usize * size_of::<db_traced>())?;
         for (field, address) in [
             (offset_of!(db_served, steps), steps.kernel_address()),

@@ -2,25 +2,22 @@
 
 use std::fmt;
 
-use super::memory::Plain;
+use super::memory::c_structs;
 use crate::{Completion, Status};
 
-/// `struct db_kernel_end`, as a kernel wrote it.
-#[allow(missing_docs, reason = "fields of C")]
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct db_kernel_end {
-    pub wr_id: u64,
-    pub code: u32,
-    pub qpn: u32,
-    pub status: u32,
-    pub syndrome: u32,
-    pub vendor_syndrome: u32,
-    pub is_send: u32,
+c_structs! {
+    /// `struct db_kernel_end`, as a kernel wrote it.
+    #[allow(missing_docs, reason = "fields of C")]
+    pub struct db_kernel_end {
+        pub wr_id: u64,
+        pub code: u32,
+        pub qpn: u32,
+        pub status: u32,
+        pub syndrome: u32,
+        pub vendor_syndrome: u32,
+        pub is_send: u32,
+    }
 }
-
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_kernel_end {}
 
 const COMPLETION: u32 = 0x10000;
 

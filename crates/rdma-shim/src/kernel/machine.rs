@@ -101,6 +101,13 @@ impl Machine {
         }
     }
 
+    /// As [`Self::own_memory`], all of it 0.
+    pub fn zeroed_memory(&self, bytes: usize) -> Result<Memory, KernelError> {
+        let memory = self.own_memory(bytes)?;
+        memory.fill(0)?;
+        Ok(memory)
+    }
+
     /// An error unless `other`, which `what` was made for, is this machine, or one of the same GPU: its kernels reach nothing else.
     /// The twin's would store to addresses of a GPU; a GPU that was never shown these pages loses its context.
     pub fn reaches(&self, what: &str, other: &Machine) -> Result<(), KernelError> {
@@ -131,11 +138,7 @@ impl Machine {
     pub fn module(&self, units: &[Unit]) -> Result<Module, KernelError> {
         match &*self.0 {
             Inner::Twin(_) => Err(KernelError::Refused("the host twin runs no graph of a GPU's".into())),
-            Inner::Gpu(on) => {
-                let builder = ImageBuilder::new(on.toolkit.clone(), Cache::usual());
-                let image = builder.image(units, on.context.gpu().arch()?, Form::Cubin)?;
-                Ok(Module::load(&on.context, &image)?)
-            }
+            Inner::Gpu(on) => on.load(units),
         }
     }
 
@@ -184,14 +187,7 @@ impl Kernel {
     /// Compiles the source if it is needed, and puts the code on the machine. Do it before anything else is launched there:
     /// loading may wait for what runs.
     pub fn prepare(machine: &Machine, source: &Source, name: &'static str) -> Result<Kernel, KernelError> {
-        let code = match &*machine.0 {
-            Inner::Twin(visibility) => Code::Twin(source.twin.find(name)?, *visibility),
-            Inner::Gpu(on) => {
-                let function = on.module(source)?.function(name)?;
-                Code::Gpu(function, Streams::new(&on.context)?)
-            }
-        };
-        Ok(Kernel { name, code })
+        Kernel::prepare_linked(machine, source, &[], name)
     }
 
     /// As [`Self::prepare`], of a kernel that calls functions of `units`, which a GPU's image is linked with. The host twin links none.
@@ -201,10 +197,17 @@ impl Kernel {
         units: &[Unit],
         name: &'static str,
     ) -> Result<Kernel, KernelError> {
-        let Inner::Gpu(on) = &*machine.0 else { return Kernel::prepare(machine, source, name) };
-        let all: Vec<Unit> = [source.unit()].into_iter().chain(units.iter().cloned()).collect();
-        let function = machine.module(&all)?.function(name)?;
-        Ok(Kernel { name, code: Code::Gpu(function, Streams::new(&on.context)?) })
+        let code = match &*machine.0 {
+            Inner::Twin(visibility) => Code::Twin(source.twin.find(name)?, *visibility),
+            Inner::Gpu(on) => {
+                let module = match units {
+                    [] => on.module(source)?,
+                    _ => on.load(&[&[source.unit()], units].concat())?,
+                };
+                Code::Gpu(module.function(name)?, Streams::new(&on.context)?)
+            }
+        };
+        Ok(Kernel { name, code })
     }
 
     /// Blocks of so many threads for [`Self::launch_cooperative`]: on a GPU so many that short kernels have room beside them.
@@ -278,7 +281,7 @@ impl Kernel {
         let launched = match &self.code {
             Code::Gpu(function, streams) => {
                 let stream = streams.take()?;
-                let shape = gpu::Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
+                let shape = gpu::Shape::line(blocks, threads);
                 let arguments = arguments.for_gpu();
                 if cooperative {
                     // SAFETY: the caller's; `Running` keeps what the kernel uses until the stream is idle.
@@ -330,14 +333,19 @@ impl Streams {
 }
 
 impl OnGpu {
+    /// Code of several sources linked into one image.
+    fn load(&self, units: &[Unit]) -> Result<Module, KernelError> {
+        let builder = ImageBuilder::new(self.toolkit.clone(), Cache::usual());
+        let image = builder.image(units, self.context.gpu().arch()?, Form::Cubin)?;
+        Ok(Module::load(&self.context, &image)?)
+    }
+
     fn module(&self, source: &Source) -> Result<Module, KernelError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(module) = modules.get(source.name) {
             return Ok(module.clone());
         }
-        let builder = ImageBuilder::new(self.toolkit.clone(), Cache::usual());
-        let image = builder.image(&[source.unit()], self.context.gpu().arch()?, Form::Cubin)?;
-        let module = Module::load(&self.context, &image)?;
+        let module = self.load(&[source.unit()])?;
         modules.insert(source.name, module.clone());
         Ok(module)
     }

@@ -32,6 +32,37 @@ pub unsafe trait Plain: Sized {
     }
 }
 
+// SAFETY: a number.
+unsafe impl Plain for u32 {}
+// SAFETY: likewise.
+unsafe impl Plain for u64 {}
+// SAFETY: nothing lies between the elements.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// Structs that are laid out as in C and are [`Plain`], which is looked at where they are declared.
+#[macro_export]
+macro_rules! c_structs {
+    ($(
+        $(#[$about:meta])*
+        $seen:vis struct $name:ident { $($(#[$field_about:meta])* $of:vis $field:ident: $kind:ty,)* }
+    )*) => {$(
+        $(#[$about])*
+        #[repr(C)]
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        $seen struct $name { $($(#[$field_about])* $of $field: $kind,)* }
+
+        const _: () = {
+            const fn bytes<T: $crate::kernel::Plain>() -> usize {
+                size_of::<T>()
+            }
+            assert!(size_of::<$name>() == 0 $(+ bytes::<$kind>())*, "it has padding: give that a name");
+        };
+        // SAFETY: its fields are `Plain`, and nothing lies between them or behind the last.
+        unsafe impl $crate::kernel::Plain for $name {}
+    )*};
+}
+pub(super) use c_structs;
+
 /// Host memory that the machine's kernels reach; zeroed at first. Clones are the same memory.
 #[derive(Debug, Clone)]
 pub struct HostMemory(Arc<Host>);
@@ -123,30 +154,14 @@ impl HostMemory {
     /// Copies `bytes` to `offset`, in no order of bytes.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), KernelError> {
         range(offset, bytes.len(), self.len())?;
-        if (offset | bytes.len()).is_multiple_of(8) {
-            let words = self.long_words()[offset / 8..].iter();
-            for (place, word) in words.zip(bytes.chunks_exact(8)) {
-                place.store(u64::from_ne_bytes(word.try_into().unwrap_or_default()), Ordering::Relaxed);
-            }
-        } else {
-            let places = self.bytes()[offset..].iter();
-            places.zip(bytes).for_each(|(place, byte)| place.store(*byte, Ordering::Relaxed));
-        }
+        gpu::store_bytes(self.long_words(), self.bytes(), offset, bytes);
         Ok(())
     }
 
     /// Copies from `offset` to `bytes`, in no order of bytes.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
         range(offset, bytes.len(), self.len())?;
-        if (offset | bytes.len()).is_multiple_of(8) {
-            let words = self.long_words()[offset / 8..].iter();
-            for (word, place) in bytes.chunks_exact_mut(8).zip(words) {
-                word.copy_from_slice(&place.load(Ordering::Relaxed).to_ne_bytes());
-            }
-        } else {
-            let places = self.bytes()[offset..].iter();
-            bytes.iter_mut().zip(places).for_each(|(byte, place)| *byte = place.load(Ordering::Relaxed));
-        }
+        gpu::load_bytes(self.long_words(), self.bytes(), offset, bytes);
         Ok(())
     }
 }

@@ -4,7 +4,6 @@ use verbs::{DirectCq, Pd, QpBuilder, ReceiveRequest, SendRequest};
 
 use super::error::KernelError;
 use super::machine::Machine;
-use super::memory::Memory;
 use super::queue::Queue;
 use crate::completion::Completion;
 use crate::queue_pair::{Options, PollError, poll_one, post_receives, try_post};
@@ -21,11 +20,7 @@ impl Queue {
         receive_cq: Option<DirectCq>,
         options: Options,
     ) -> Result<Queue, KernelError> {
-        let tables = |bytes| machine.host_memory(bytes).map(Memory::from);
-        let mut queue =
-            Queue::with_tables(machine, builder, pd, [Some(send_cq), receive_cq], options, tables)?;
-        queue.is_mixed = true;
-        Ok(queue)
+        Queue::of(machine, builder, pd, (send_cq, receive_cq), options, true)
     }
 
     /// Whether the CPU may have a part of it.

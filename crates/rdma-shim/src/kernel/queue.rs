@@ -9,23 +9,21 @@ use verbs::{CqLayout, DirectCq, DirectQp, Pd, Qp, QpBuilder};
 
 use super::error::KernelError;
 use super::machine::Machine;
-use super::memory::{Memory, Plain};
+use super::memory::{Memory, Plain, c_structs};
 use crate::queue_pair::{Options, ShimError, completion_queue, receive_queue, send_queue};
 use crate::sys::*;
 
-/// `struct db_kernel_queue` of `doorbell_kernel.h`: where kernels find a queue's structs.
-#[allow(missing_docs, reason = "fields of C")]
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct db_kernel_queue {
-    pub sq: u64,
-    pub rq: u64,
-    pub send_cq: u64,
-    pub receive_cq: u64,
+c_structs! {
+    /// `struct db_kernel_queue` of `doorbell_kernel.h`: where kernels find a queue's structs.
+    #[allow(missing_docs, reason = "fields of C")]
+    pub struct db_kernel_queue {
+        pub sq: u64,
+        pub rq: u64,
+        pub send_cq: u64,
+        pub receive_cq: u64,
+    }
 }
 
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_kernel_queue {}
 // SAFETY: likewise.
 unsafe impl Plain for db_sq {}
 // SAFETY: likewise.
@@ -77,30 +75,30 @@ impl Queue {
         receive_cq: Option<DirectCq>,
         options: Options,
     ) -> Result<Queue, KernelError> {
-        let tables = |bytes| machine.own_memory(bytes);
-        Queue::with_tables(machine, builder, pd, [Some(send_cq), receive_cq], options, tables)
+        Queue::of(machine, builder, pd, (send_cq, receive_cq), options, false)
     }
 
-    /// `tables`: makes the memory for what is remembered of requests.
-    pub(super) fn with_tables(
+    /// `is_mixed`: the CPU may use it too, and so what is remembered of requests lies in host memory.
+    pub(super) fn of(
         machine: &Machine,
         builder: &QpBuilder,
         pd: &Pd,
-        cqs: [Option<DirectCq>; 2],
+        (send_cq, receive_cq): (DirectCq, Option<DirectCq>),
         options: Options,
-        tables: impl Fn(usize) -> Result<Memory, KernelError>,
+        is_mixed: bool,
     ) -> Result<Queue, KernelError> {
-        let [Some(send_cq), receive_cq] = cqs else {
-            return Err(KernelError::Refused("a queue without a CQ for its sends".into()));
+        let table = |bytes| match is_mixed {
+            true => machine.host_memory(bytes).map(Memory::from),
+            false => machine.own_memory(bytes),
         };
         let qp = builder.build_direct(pd, &send_cq, receive_cq.as_ref().unwrap_or(&send_cq));
         let qp = crate::queue_pair::checked(qp.map_err(ShimError::from)?, options)?;
         let (qpn, layout) = (qp.number(), qp.memory());
-        let slots = tables(layout.send.entries as usize * size_of::<db_slot>())?;
+        let slots = table(layout.send.entries as usize * size_of::<db_slot>())?;
         slots.fill(0)?;
         let wr_ids = match layout.receive.entries as usize {
             0 => None,
-            entries => Some(tables(entries * 8)?),
+            entries => Some(table(entries * 8)?),
         };
         let wr_id_address = wr_ids.as_ref().map_or(0, Memory::address);
         let host = Structs {
@@ -113,7 +111,7 @@ impl Queue {
             machine: machine.clone(),
             state: machine.host_memory(STATE_BYTES)?.into(),
             host: host.clone(),
-            is_mixed: false,
+            is_mixed,
             slots,
             wr_ids,
             shown: Vec::new(),

@@ -3,31 +3,29 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use rdma_shim::kernel::{HostMemory, KernelError, Plain, Room};
+use rdma_shim::c_structs;
+use rdma_shim::kernel::{HostMemory, KernelError, Room};
 use serde::{Deserialize, Serialize};
 
-/// `struct db_generate_plan` of `kernels/generate.h`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct db_generate_plan {
-    cancel: u64,
-    run_ns: u64,
-    patience_ns: u64,
-    hurry_ns: u64,
-    payload_bytes: u64,
-    slot_bytes: u64,
-    opcode: u32,
-    send_flags: u32,
-    source_slots: u32,
-    target_slots: u32,
-    batch: u32,
-    doorbell_batch: u32,
-    window: u32,
-    producers: u32,
+c_structs! {
+    /// `struct db_generate_plan` of `kernels/generate.h`.
+    pub struct db_generate_plan {
+        cancel: u64,
+        run_ns: u64,
+        patience_ns: u64,
+        hurry_ns: u64,
+        payload_bytes: u64,
+        slot_bytes: u64,
+        opcode: u32,
+        send_flags: u32,
+        source_slots: u32,
+        target_slots: u32,
+        batch: u32,
+        doorbell_batch: u32,
+        window: u32,
+        producers: u32,
+    }
 }
-
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_generate_plan {}
 
 /// Longest message: the next bit of a data segment's length says that it is inline.
 pub(in crate::kernel) const MOST_BYTES: u64 = (1 << 31) - 1;

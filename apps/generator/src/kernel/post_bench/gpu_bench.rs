@@ -318,7 +318,7 @@ impl GpuBench {
     ) -> Result<(), GpuBenchError> {
         let missing = || gpu::Error::Refused(format!("the image has no kernel `{name}`"));
         let function = self.kernels.get(name).ok_or_else(missing)?;
-        let shape = Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
+        let shape = Shape::line(blocks, threads);
         // SAFETY: the caller's promise is the one that is asked for.
         unsafe { self.stream.launch(function, shape, arguments) }?;
         Ok(())

@@ -169,9 +169,7 @@ impl Fair {
 fn lane_of(context: &Context, compute: &Stream, model: Box<dyn Recorded>) -> Result<Lane, ServedError> {
     // SAFETY: the lane keeps the model as long as its graph.
     let graph = unsafe { Graph::capture(compute, |stream| model.record(stream)) }?;
-    let graph = graph.instantiate_for_host()?;
-    graph.upload(compute)?;
-    compute.wait("the upload of a graph", LIMIT)?;
+    let graph = graph.instantiate_for_host()?.uploaded(compute)?;
     Ok(Lane::Gpu { graph, points: Points::new(|| Event::new(context), false)?, _model: model })
 }
 

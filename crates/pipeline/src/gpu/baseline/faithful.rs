@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use gpu::{DeviceGraph, Event, Function, Graph, Priority, Recorded, Shape, Stream, Unit};
+use gpu::{DeviceGraph, Event, Graph, Priority, Recorded, Stream, Unit};
 use rdma_shim::kernel::{HostMemory, Machine, Memory, Plain, Source};
 use slots::Status;
 
@@ -21,6 +21,7 @@ use super::Model;
 use super::instance::{Instance, LIMIT, copy, failed, places};
 use crate::cpu::{CpuError, Job, Memory as Slots, Offload};
 use crate::gpu::layout::{db_served, db_steps, db_turn};
+use crate::gpu::runs::spawn;
 use crate::gpu::{ServedError, buffers, launch, refuse};
 use crate::trace::OffloadTimes;
 
@@ -89,11 +90,7 @@ impl Faithful {
             return refuse("the faithful baseline copies from pageable slots, and these are pinned");
         }
         let geometry = &slots.geometry;
-        let own = |bytes: usize| {
-            let memory = machine.own_memory(bytes)?;
-            memory.fill(0)?;
-            Ok::<_, ServedError>(memory)
-        };
+        let own = |bytes| machine.zeroed_memory(bytes);
         let there = own(geometry.server_stride() * count as usize)?;
         let (served, turn) = (own(size_of::<db_served>())?, machine.host_memory(size_of::<db_turn>())?);
         served.put(
@@ -135,8 +132,7 @@ impl Faithful {
         let ((jobs, wanted), (launched, seen)) = (channel(), channel());
         let mine = Arc::clone(&shared);
         let work = move || launcher(&mine, launches, &wanted, &launched);
-        let thread = std::thread::Builder::new().name("launcher".into()).spawn(work);
-        let thread = Some(thread.map_err(ServedError::Thread)?);
+        let thread = Some(spawn("launcher", work)?);
         let (waiting, last) = (VecDeque::new(), (0, OffloadTimes::default()));
         Ok(Faithful { shared, jobs: Some(jobs), launched: seen, waiting, last, streams, thread })
     }
@@ -187,23 +183,14 @@ fn graph(
     let module = machine.module(&units)?;
     let functions = [module.function(launch::NAMES[1])?, module.function(launch::NAMES[2])?];
     let record = |stream: &Stream| {
-        let put = |function: &Function| {
-            let arguments = gpu::Arguments::new().u64(told.served).u64(told.turn);
-            let shape = Shape { grid: [COPYING[0], 1, 1], block: [COPYING[1], 1, 1], shared_bytes: 0 };
-            // SAFETY: what the kernels use is kept until the stream is idle.
-            unsafe { stream.launch(function, shape, &arguments) }
-        };
-        put(&functions[0])?;
+        told.put(1, &functions[0], stream)?;
         model.record(stream)?;
-        put(&functions[1])
+        told.put(2, &functions[1], stream)
     };
     // SAFETY: the functions are kept with the graph; `Recorded` promises the same of the model's code.
     let mut graph = unsafe { Graph::capture(stream, record) }?;
     functions.into_iter().for_each(|function| graph.keep(function));
-    let graph = graph.instantiate_for_host()?;
-    graph.upload(stream)?;
-    stream.wait("the upload of a graph", LIMIT)?;
-    Ok(graph)
+    Ok(graph.instantiate_for_host()?.uploaded(stream)?)
 }
 
 /// The thread that copies requests to the GPU and launches, until no more come.
@@ -276,8 +263,7 @@ impl Offload for Faithful {
         let Shared { machine, there, served, slots, steps, .. } = &*self.shared;
         let count = there.len() / slots.geometry.server_stride();
         let all = || {
-            let all = machine.own_memory(count * size_of::<db_steps>())?;
-            all.fill(0)?;
+            let all = machine.zeroed_memory(count * size_of::<db_steps>())?;
             served.write(offset_of!(db_served, steps), &all.kernel_address().to_ne_bytes())?;
             Ok::<_, ServedError>((all, machine.host_memory(size_of::<db_steps>())?))
         };

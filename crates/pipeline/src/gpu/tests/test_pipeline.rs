@@ -218,22 +218,17 @@ impl TestPipeline {
             .write(at + geometry.request.entries()[0].offset as usize, &value.to_le_bytes().repeat(FLOATS))
             .unwrap();
         match self.served.arrival {
-            Arrival::Flag => self.served.core.flags.put(slot as usize * 8, &Word(flag(sequence))).unwrap(),
-            Arrival::Tail => slots.put(at + geometry.request.tail, &Word(flag(sequence))).unwrap(),
+            Arrival::Flag => self.served.core.flags.put(slot as usize * 8, &flag(sequence)).unwrap(),
+            Arrival::Tail => slots.put(at + geometry.request.tail, &flag(sequence)).unwrap(),
             Arrival::Completion => peer.receive(slot),
             Arrival::Send => panic!("it writes no completion of a SEND"),
         }
     }
 }
 
-#[repr(transparent)]
-pub struct Word(pub u64);
-// SAFETY: a number.
-unsafe impl Plain for Word {}
-
 impl Peer {
     pub fn word(&self, at: usize) -> u64 {
-        self.memory.get::<Word>(at).unwrap().0
+        self.memory.get::<u64>(at).unwrap()
     }
 
     /// A CQE: 4 bytes at an offset, then its tail, the owner byte last.
@@ -245,7 +240,7 @@ impl Peer {
         let mut whole = [0; 8];
         whole[..6].copy_from_slice(&tail);
         whole[7] = owner;
-        self.memory.put(at + 56, &Word(u64::from_le_bytes(whole))).unwrap();
+        self.memory.put(at + 56, &u64::from_le_bytes(whole)).unwrap();
     }
 
     /// Whether the NIC has a receive for the next WRITE with immediate data.

@@ -143,9 +143,9 @@ fn a_bad_request_is_computed_in_the_spare_slot() {
     peer.execute(0);
     assert_eq!(peer.answer(slot).unwrap().0, Status::BadModel);
     let tensor = geometry().answer_offset() + geometry().answer.entries()[0].offset as usize;
-    let computed: Word =
+    let computed: u64 =
         pipeline.served.core.slots.get(slot as usize * geometry().server_stride() + tensor).unwrap();
-    assert_eq!(computed.0, 0, "the model wrote into the slot of a bad request");
+    assert_eq!(computed, 0, "the model wrote into the slot of a bad request");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_client_whose_requests_come_as_completions_has_no_flag_to_write() {
     let pipeline = TestPipeline::new(Arrival::Completion, None, None);
     let _peer = pipeline.join(0, 0, 2);
     pipeline.idle();
-    pipeline.served.core.flags.put(0, &Word(flag(1))).unwrap();
+    pipeline.served.core.flags.put(0, &flag(1)).unwrap();
     pipeline.idle();
 }
 
@@ -164,7 +164,7 @@ fn of_half_a_request(unreliable: u32, planted: Option<(usize, &'static str)>) ->
     let mut peer = pipeline.join_by(0, 0, 1, unreliable);
     let request = pipeline.ask(&mut peer, 1, 1.0);
     let before = pipeline.turn().1;
-    pipeline.served.core.slots.put(geometry().request.tail, &Word(flag(request.sequence))).unwrap();
+    pipeline.served.core.slots.put(geometry().request.tail, &flag(request.sequence)).unwrap();
     [before, pipeline.turn().1]
 }
 
@@ -183,7 +183,7 @@ fn behind_its_flag(planted: Option<(usize, &'static str)>) -> u32 {
     let mut peer = pipeline.join_by(0, 0, 2, 1);
     let end = |slot: usize| {
         let tail = slot * geometry().server_stride() + geometry().request.tail;
-        pipeline.served.core.slots.put(tail, &Word(flag(1))).unwrap();
+        pipeline.served.core.slots.put(tail, &flag(1)).unwrap();
     };
     pipeline.ask(&mut peer, 1, 1.0);
     let second = peer.client.ask(2, 0, 0, u64::MAX).unwrap();
