@@ -68,7 +68,7 @@ pub enum Nic {
         /// Keeps this run apart from all others of the same user.
         fabric: String,
     },
-    /// A card of this host, and a receiver on another one.
+    /// A card of this host: a receiver is on another one, a server and its clients both use this card.
     Card {
         /// `mlx5_0`
         device: String,
