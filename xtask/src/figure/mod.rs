@@ -191,9 +191,6 @@ fn execute_on(
     let transfer = Transfer::of(spec)?;
     let probe = Probe::ask(nic, programs, &logs)?;
     let mut provenance = probe.provenance(nic, &spec.nic, workspace::revision())?;
-    if let Nic::Nodes(nodes) = nic {
-        provenance.versions.extend(nodes.settings().map(|settings| ("host_settings".to_owned(), settings)));
-    }
     let mut grid = spec.grid(how.extent);
     if grid.series.iter().any(|series| needs_gpu(series)) {
         let machine = GpuMachine::ask()?;

@@ -68,7 +68,7 @@ pub enum Nic {
         /// Keeps this run apart from all others of the same user.
         fabric: String,
     },
-    /// A card of this host, and a receiver on another one.
+    /// A card of this host: a receiver is on another one, a server and its clients both use this card.
     Card {
         /// `mlx5_0`
         device: String,
@@ -353,6 +353,10 @@ impl Probe {
         provenance.device = nic.device().to_owned();
         let libraries = self.versions(nic.device()).into_iter().filter(|(name, _)| name != "firmware");
         provenance.versions.extend(libraries);
+        if let Nic::Nodes(nodes) = nic {
+            let settings = nodes.settings().map(|settings| ("host_settings".to_owned(), settings));
+            provenance.versions.extend(settings);
+        }
         if let [sender, _] = &self.hosts[..] {
             let Host { machine, cores, load, versions, .. } = sender.clone();
             provenance = Provenance { machine, cores, load, hosts: self.hosts.clone(), ..provenance };

@@ -421,6 +421,7 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     for (words, said) in [
         ("figure 1 --where netns", "figures 4 to 7"),
         ("figure 4 --where netns --record", "--record"),
+        ("figure 7 --where netns --nic mlx5_0", "leave --nic out"),
         ("figure 4 --where local --tune", "--tune is of hosts that ansible reaches (--where)"),
     ] {
         let refused = ProgramOutput::of(

@@ -126,8 +126,8 @@ impl ServerFigure {
         place.allowed(&how.out)?;
         let _locked = Some(app::begin(spec, &how, &|old| chosen_nic::known(old, spec, options))?);
         let here = GpuMachine::ask()?;
-        // That of another host is asked there.
-        if machine == Machine::Gpu && options.on_nodes().is_none() {
+        // Nodes of this machine have its GPU; another host is asked for its own.
+        if machine == Machine::Gpu && place.is_here() {
             has_gpu(&here, name, "here")?;
         }
         place.set_up(options.no_install)?;
@@ -169,7 +169,9 @@ impl ServerFigure {
             .chain(&references)
             .map(std::path::absolute)
             .collect::<Result<_, _>>()?;
-        let files = ["softnic", LIBRARY, "generator", "inference-server", "doorbell-client", "gpu-probe"];
+        let files = ["softnic", LIBRARY, "generator", "inference-server", "doorbell-client"];
+        let files: Vec<&str> =
+            files.into_iter().chain((self.machine == Machine::Gpu).then_some("gpu-probe")).collect();
         let variables = [json!({ "doorbell_files": files, "doorbell_data": data }).to_string()];
         let (out, tune) = (&self.how.out, self.options.tune);
         let setup = HostSetup { spec, out, ends: ENDS, variables: &variables, is_shaped: false, tune };

@@ -267,7 +267,10 @@ fn between_hosts_each_end_has_its_own_files_and_the_servers_threads_are_read_the
         ];
         serde_json::from_str(&hosts::tests::line(&own)).unwrap()
     };
-    let nodes = || Nic::Nodes(Box::new(Nodes::new([host("a"), host("b")], ["server", "client"], None)));
+    let nodes = || {
+        let nodes = Nodes::new([host("a"), host("b")], ["server", "client"], None);
+        Nic::Nodes(Box::new(nodes.tuned(Some("a: mtu".into()))))
+    };
     let probe = stage.0.join("gpu-probe");
     script(&probe, "#!/bin/sh\necho '{\"gpus\":[],\"missing\":[\"no CUDA driver\"]}'\n");
     let error = stage.run_on(nodes(), Machine::Gpu).unwrap_err();
@@ -292,7 +295,8 @@ fn between_hosts_each_end_has_its_own_files_and_the_servers_threads_are_read_the
     let has = |name: &str| point.values.contains_key(name);
     assert!(has("switches_per_s") && has("end_s") && !has("woken_ms") && !has("stopped_ms"), "{point:?}");
     assert!(point.values.keys().any(|name| name.starts_with("thread ")), "{:?}", point.values);
-    let Provenance { gpu_device, hosts, nic, gpu, .. } = &point.provenance;
+    let Provenance { gpu_device, hosts, nic, gpu, versions, .. } = &point.provenance;
+    assert_eq!(versions["host_settings"], "a: mtu");
     let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
     assert_eq!((gpu_device.as_str(), names), ("A, sm_80", vec!["a", "b"]));
     assert_eq!((*nic, *gpu), (Label::Emulated, Label::Hardware));
