@@ -31,9 +31,7 @@ pub struct GpuMachine {
     /// Version of the linker.
     pub nvjitlink: Option<String>,
     /// Version of cuDNN, as `9.19.0`; or why it is not used.
-    #[serde(default)]
     pub cudnn: Option<String>,
-    #[serde(default)]
     pub why_no_cudnn: Option<String>,
     /// Every GPU that a process may use.
     pub gpus: Vec<Gpu>,
@@ -48,7 +46,6 @@ pub struct Gpu {
     /// `sm_90`.
     pub arch: String,
     /// Its place on the PCI bus, as `0000:17:00.0`.
-    #[serde(default)]
     pub bus: Option<String>,
 }
 

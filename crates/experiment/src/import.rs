@@ -18,7 +18,7 @@ use crate::{Experiment, Samples, resume, table};
 #[derive(Deserialize)]
 struct Summary {
     experiment: String,
-    extent: String,
+    extent: Extent,
     #[serde(default)]
     ratios: serde_json::Value,
     /// Repetitions, where the run was asked for another number than the grid's.
@@ -48,8 +48,6 @@ pub fn imported(
     let summary: Summary = serde_json::from_slice(&text).context("summary.json")?;
     let name = &summary.experiment;
     let experiment = Experiment::read(experiments, name)?;
-    let extent = Extent::named(&summary.extent)
-        .with_context(|| format!("summary.json: no extent is called `{}`", summary.extent))?;
     let records = json_lines::read::<Point>(&folder.join("results.jsonl"))?;
     ensure!(
         records.torn_bytes == 0,
@@ -75,7 +73,7 @@ pub fn imported(
         |point: &Point| point::needs_gpu(&point.series) && point.provenance.gpu == Label::Emulated;
     ensure!(!points.iter().any(is_of_twin), ByHostTwin);
     let measured: BTreeSet<Key> = points.iter().map(Point::key).collect();
-    let mut grid = experiment.spec.grid(extent);
+    let mut grid = experiment.spec.grid(summary.extent);
     grid.repeat = summary.repeat.unwrap_or(grid.repeat);
     grid.series.retain(|series| !summary.left_out.contains(series));
     if part.is_some() {
@@ -90,7 +88,7 @@ pub fn imported(
     if measured != wanted {
         bail!(
             "a {} run of {name} has {} points, here {} of them are missing and {} are others",
-            summary.extent,
+            summary.extent.name(),
             wanted.len(),
             wanted.difference(&measured).count(),
             measured.difference(&wanted).count()

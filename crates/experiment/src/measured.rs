@@ -12,12 +12,10 @@ use crate::point::{Key, Point};
 use crate::refused::refused;
 use crate::resume;
 use crate::samples::Samples;
+use crate::spec::Extent;
 use crate::table::Row;
 use crate::verdict::Judged;
 use crate::write_whole::write_whole;
-
-/// The extent of a run that is only to show that it works.
-pub const QUICK: &str = "quick";
 
 /// One machine's last recorded run of an experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -27,8 +25,7 @@ pub struct Entry {
     pub machine: String,
     /// Weakest label of the run.
     pub label: Label,
-    /// `quick`, `normal` or `full`.
-    pub extent: String,
+    pub extent: Extent,
     pub provenance: Provenance,
     pub rows: Vec<Row>,
     pub verdicts: Vec<Judged>,
@@ -89,7 +86,7 @@ impl Entry {
     /// Whether both are parts of one measurement: of one machine, label, GPU, rate and extent. Series that are not judged
     /// `one_by_one` are compared, so they must be of one revision and of the same versions too.
     pub(crate) fn is_part_with(&self, other: &Entry, one_by_one: bool) -> bool {
-        let is_same = (self.subject(), &self.extent) == (other.subject(), &other.extent);
+        let is_same = (self.subject(), self.extent) == (other.subject(), other.extent);
         is_same && (one_by_one || resume::differs(&self.provenance, &other.provenance).is_none())
     }
 
@@ -160,10 +157,10 @@ pub fn allowed(revision: &Revision) -> Result<()> {
 pub fn record(path: &Path, entry: Entry) -> Result<()> {
     let mut measured = Measured::read(path)?;
     match measured.entries.iter_mut().find(|old| old.subject() == entry.subject()) {
-        Some(old) if entry.extent == QUICK && old.extent != QUICK => {
+        Some(old) if entry.extent == Extent::Quick && old.extent != Extent::Quick => {
             return Err(refused(format!(
                 "a quick run does not take the place of the {} one that {} has of {}",
-                old.extent,
+                old.extent.name(),
                 path.display(),
                 entry.subject()
             )));
@@ -201,11 +198,11 @@ mod tests {
     use super::*;
     use crate::point::example;
 
-    fn entry(machine: &str, label: Label, extent: &str) -> Entry {
+    fn entry(machine: &str, label: Label, extent: Extent) -> Entry {
         let mut provenance = example("cpu-shim", 64).provenance;
         provenance.revision.commit = "0123456789".repeat(4);
         let rows = crate::table::rows(&[example("cpu-shim", 64)]);
-        let (machine, extent) = (machine.into(), extent.into());
+        let machine = machine.into();
         let (verdicts, ratios, samples) = Default::default();
         Entry { machine, label, extent, provenance, rows, verdicts, ratios, samples }
     }
@@ -215,32 +212,32 @@ mod tests {
         let path = std::env::temp_dir().join(format!("xtask-measured-{}.json", std::process::id()));
         let _ = std::fs::remove_file(&path);
         for (machine, label, extent) in [
-            ("a", Label::Emulated, "quick"),
-            ("a", Label::Hardware, "quick"),
-            ("b", Label::Emulated, "quick"),
-            ("a", Label::Emulated, "full"),
+            ("a", Label::Emulated, Extent::Quick),
+            ("a", Label::Hardware, Extent::Quick),
+            ("b", Label::Emulated, Extent::Quick),
+            ("a", Label::Emulated, Extent::Full),
         ] {
             record(&path, entry(machine, label, extent)).unwrap();
         }
-        let error = record(&path, entry("a", Label::Emulated, "quick")).unwrap_err();
+        let error = record(&path, entry("a", Label::Emulated, Extent::Quick)).unwrap_err();
         assert!(error.to_string().contains("does not take the place of the full one"), "{error}");
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(problems(&text), [""; 0]);
         let measured: Measured = serde_json::from_str(&text).unwrap();
-        let entries: Vec<(&str, &str)> =
-            measured.entries.iter().map(|entry| (entry.machine.as_str(), entry.extent.as_str())).collect();
-        assert_eq!(entries, [("a", "full"), ("a", "quick"), ("b", "quick")]);
+        let entries: Vec<(&str, Extent)> =
+            measured.entries.iter().map(|entry| (entry.machine.as_str(), entry.extent)).collect();
+        assert_eq!(entries, [("a", Extent::Full), ("a", Extent::Quick), ("b", Extent::Quick)]);
     }
 
     #[test]
     fn another_gpu_and_another_rate_are_other_measurements() {
         let path = std::env::temp_dir().join(format!("xtask-measured-gpu-{}.json", std::process::id()));
         let _ = std::fs::remove_file(&path);
-        let plain = || entry("a", Label::Emulated, "full");
+        let plain = || entry("a", Label::Emulated, Extent::Full);
         let mut on_gpu = plain();
         on_gpu.provenance.gpu_device = "NVIDIA H200, sm_90".into();
-        let mut shaped = entry("a", Label::Emulated, "full");
+        let mut shaped = entry("a", Label::Emulated, Extent::Full);
         shaped.provenance.nic_options.insert("rate_gbps".into(), 100.into());
         for entry in [plain(), on_gpu, shaped, plain()] {
             record(&path, entry).unwrap();
@@ -253,7 +250,7 @@ mod tests {
 
     #[test]
     fn what_record_would_not_write_is_named() {
-        let good = || entry("a", Label::Emulated, "quick");
+        let good = || entry("a", Label::Emulated, Extent::Quick);
         let mut dirty = good();
         dirty.provenance.revision.dirty = true;
         let mut nameless = good();
@@ -286,7 +283,7 @@ mod tests {
     fn a_file_that_is_not_ours_is_left_alone() {
         let path = std::env::temp_dir().join(format!("xtask-measured-bad-{}.json", std::process::id()));
         std::fs::write(&path, "nonsense").unwrap();
-        assert!(record(&path, entry("a", Label::Emulated, "quick")).is_err());
+        assert!(record(&path, entry("a", Label::Emulated, Extent::Quick)).is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "nonsense");
         std::fs::remove_file(&path).unwrap();
     }

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, ensure};
 use measure::{Label, Provenance};
 use serde::{Deserialize, Serialize};
 
-use crate::measured::{Measured, QUICK};
+use crate::measured::Measured;
+use crate::spec::Extent;
 use crate::table::Row;
 use crate::wire_model::WireModel;
 
@@ -100,7 +101,7 @@ fn fills_from(post_ns: f64) -> Option<u64> {
 pub fn known(recorded: &Path, last: &Path) -> Result<Vec<Modelled>> {
     let measured = Measured::read(recorded)?;
     // The newest that is no quick one, else the newest.
-    let whole = measured.entries.iter().rfind(|entry| entry.extent != QUICK);
+    let whole = measured.entries.iter().rfind(|entry| entry.extent != Extent::Quick);
     if let Some(entry) = whole.or(measured.entries.last()) {
         return lines(&entry.provenance.gpu_device, &entry.rows)
             .with_context(|| format!("reading {}", recorded.display()));
@@ -186,7 +187,7 @@ mod tests {
         );
     }
 
-    fn entry(extent: &str, ns: f64) -> Entry {
+    fn entry(extent: Extent, ns: f64) -> Entry {
         let row = |series: &str, values: &[(&str, f64)]| {
             let point = values.iter().fold(example("a", 1), |point, (name, ns)| point.with(name, *ns));
             Row { series: series.to_owned(), ..crate::table::rows(&[point]).remove(0) }
@@ -198,9 +199,17 @@ mod tests {
         ];
         let mut provenance = example("a", 1).provenance;
         provenance.gpu_device = "NVIDIA H200, sm_90".into();
-        let (machine, extent, ratios) = ("m".to_owned(), extent.to_owned(), Default::default());
-        let (verdicts, samples) = Default::default();
-        Entry { machine, label: Label::Hardware, extent, provenance, rows, verdicts, ratios, samples }
+        let (verdicts, ratios, samples) = Default::default();
+        Entry {
+            machine: "m".to_owned(),
+            label: Label::Hardware,
+            extent,
+            provenance,
+            rows,
+            verdicts,
+            ratios,
+            samples,
+        }
     }
 
     fn file(name: &str, text: &str) -> PathBuf {
@@ -218,13 +227,14 @@ mod tests {
             std::fs::remove_file(file).unwrap();
             lines
         };
-        let found = of(vec![entry("full", 600.0), entry("full", 700.0), entry("quick", 1.0)]);
+        let found =
+            of(vec![entry(Extent::Full, 600.0), entry(Extent::Full, 700.0), entry(Extent::Quick, 1.0)]);
         let times: Vec<(&str, f64)> = found.iter().map(|line| (line.name, line.post_ns)).collect();
         assert_eq!(times, [("GPU thread, early", 700.0), ("GPU, original's style", 2800.0)]);
-        assert_eq!(of(vec![entry("quick", 3.0)])[0].post_ns, 3.0);
+        assert_eq!(of(vec![entry(Extent::Quick, 3.0)])[0].post_ns, 3.0);
         assert_eq!(of(vec![]), []);
         // A run that was not recorded has the same rows and provenance in its summary.json.
-        let run = file("summary", &serde_json::to_string(&entry("full", 600.0)).unwrap());
+        let run = file("summary", &serde_json::to_string(&entry(Extent::Full, 600.0)).unwrap());
         assert_eq!(known(nothing, &run).unwrap()[0].post_ns, 600.0);
         std::fs::remove_file(run).unwrap();
     }
@@ -233,7 +243,7 @@ mod tests {
     fn no_file_is_no_line_and_a_damaged_one_is_an_error() {
         let nothing = Path::new("/no/such/file.json");
         assert_eq!(known(nothing, nothing).unwrap(), []);
-        let entries = vec![entry("full", 0.0)];
+        let entries = vec![entry(Extent::Full, 0.0)];
         let no_time = serde_json::to_string(&Measured { entries }).unwrap();
         for (text, words) in [("{", "EOF"), ("{}", "entries"), (&no_time, "its `early_ns` is no time")] {
             let file = file("damaged", text);

@@ -55,7 +55,7 @@ pub struct Extra {
 struct Summary<'a> {
     experiment: &'a str,
     title: &'a str,
-    extent: &'a str,
+    extent: Extent,
     label: Label,
     provenance: &'a Provenance,
     timers: serde_json::Value,
@@ -116,7 +116,6 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
     // Two points a series show that a command works, and no more.
     let is_judged = options.extent != Extent::Smoke;
     let verdicts = if is_judged { experiment.judge(points) } else { Vec::new() };
-    let extent = options.extent.name();
     let (label, provenance) = (label_of(points), provenance_of(points).context("the grid is empty")?);
     let samples = Samples::of_run(points);
     let mut unmeasured: Vec<String> = spec.grid(options.extent).series;
@@ -124,7 +123,7 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
     let summary = Summary {
         experiment: &spec.name,
         title: &spec.title,
-        extent,
+        extent: options.extent,
         label,
         provenance: &provenance,
         timers: match &extra.timers {
@@ -167,7 +166,7 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
     }
     if options.record {
         let path = experiment.folder.join("measured.json");
-        let (machine, extent, ratios) = (provenance.machine.clone(), extent.to_owned(), extra.ratios.clone());
+        let (machine, extent, ratios) = (provenance.machine.clone(), options.extent, extra.ratios.clone());
         let rows = table::recorded(spec, points);
         let entry = Entry { machine, label, extent, provenance, rows, verdicts, ratios, samples };
         measured::record(&path, entry)?;
@@ -336,7 +335,8 @@ mod tests {
     #[test]
     fn the_end_of_a_run_names_its_pictures_and_a_smoke_run_has_no_verdict() {
         if let Ok(extent) = std::env::var(EXTENT) {
-            let options = Options { extent: Extent::named(&extent).unwrap(), ..options("pictures") };
+            let options =
+                Options { extent: serde_json::from_value(extent.into()).unwrap(), ..options("pictures") };
             run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap();
             return;
         }

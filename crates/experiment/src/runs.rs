@@ -312,6 +312,7 @@ mod tests {
     use super::*;
     use crate::measured::Entry;
     use crate::point::example;
+    use crate::spec::Extent;
     use crate::table;
 
     /// M16: the release's plot shows the first run alone, and its curves have different numbers of samples.
@@ -334,7 +335,7 @@ mod tests {
 
     fn entry(experiment: &Experiment, points: &[Point]) -> Entry {
         let provenance = points[0].provenance.clone();
-        let (machine, extent) = (provenance.machine.clone(), "normal".to_owned());
+        let (machine, extent) = (provenance.machine.clone(), Extent::Normal);
         let rows = table::recorded(&experiment.spec, points);
         let (label, (verdicts, ratios, samples)) = (points[0].label, Default::default());
         Entry { machine, label, extent, provenance, rows, verdicts, ratios, samples }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::paper::{Claim, Need};
 use crate::point::{Key, needs_gpu};
@@ -252,7 +252,8 @@ struct GridOverride {
 }
 
 /// Which of the grids.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Extent {
     /// The first and the last x of `quick`, once.
     Smoke,
@@ -273,12 +274,6 @@ impl Extent {
             Extent::Normal => "normal",
             Extent::Full => "full",
         }
-    }
-
-    /// The one that results call so.
-    pub fn named(name: &str) -> Option<Extent> {
-        let all = [Extent::Smoke, Extent::Quick, Extent::Normal, Extent::Full];
-        all.into_iter().find(|extent| extent.name() == name)
     }
 }
 

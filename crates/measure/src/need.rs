@@ -41,37 +41,25 @@ impl Requirement for bool {
 /// `need!(Gpu::first(), gpu, "one CUDA device")`. With no key, every word of the text is one.
 #[macro_export]
 macro_rules! need {
-    ($have:expr, $key:ident, $what:expr) => {
+    (@ $have:expr, $keys:expr, $what:expr) => {
         match $crate::need::Requirement::have($have) {
             Ok(thing) => thing,
-            Err(why) => {
-                $crate::need::skipped($crate::here!(), stringify!($key), &format!("{} ({why})", $what));
-                return Default::default();
-            }
+            Err(why) => $crate::skip!(@ $keys, &format!("{} ({why})", $what)),
         }
     };
-    ($have:expr, $what:expr) => {
-        match $crate::need::Requirement::have($have) {
-            Ok(thing) => thing,
-            Err(why) => {
-                $crate::need::skipped($crate::here!(), $what, &format!("{} ({why})", $what));
-                return Default::default();
-            }
-        }
-    };
+    ($have:expr, $key:ident, $what:expr) => { $crate::need!(@ $have, stringify!($key), $what) };
+    ($have:expr, $what:expr) => { $crate::need!(@ $have, $what, $what) };
 }
 
 /// Ends the test with a SKIP line. `skip!("reason")`, or `skip!(key, "reason")`.
 #[macro_export]
 macro_rules! skip {
-    ($key:ident, $why:expr) => {{
-        $crate::need::skipped($crate::here!(), stringify!($key), &$why.to_string());
+    (@ $keys:expr, $why:expr) => {{
+        $crate::need::skipped($crate::here!(), $keys, $why);
         return Default::default();
     }};
-    ($why:expr) => {{
-        $crate::need::skipped($crate::here!(), &$why.to_string(), &$why.to_string());
-        return Default::default();
-    }};
+    ($key:ident, $why:expr) => { $crate::skip!(@ stringify!($key), &$why.to_string()) };
+    ($why:expr) => { $crate::skip!(@ &$why.to_string(), &$why.to_string()) };
 }
 
 /// The path of the function it stands in, e.g. `softnic::tests::two_opens`.

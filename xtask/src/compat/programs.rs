@@ -37,16 +37,12 @@ pub struct Program {
     #[serde(default)]
     pub packages: Vec<String>,
     /// Which of [`wheels::COMPAT`], whose first line then has the version.
-    #[serde(default)]
     pub wheel: Option<String>,
     /// The version, where the preparation fixes it.
-    #[serde(default)]
     version: Option<String>,
     /// A command that prints the version, where the machine brings the program.
-    #[serde(default)]
     version_command: Option<String>,
     /// A shell script, run once in the program's folder and without the NIC.
-    #[serde(default)]
     prepare: Option<String>,
     #[serde(rename = "row")]
     pub rows: Vec<Row>,

@@ -267,7 +267,7 @@ mod tests {
         Entry {
             machine: "m".into(),
             label: measure::Label::Emulated,
-            extent: "full".into(),
+            extent: experiment::spec::Extent::Full,
             provenance: example("a", 1).provenance,
             rows,
             verdicts: Vec::new(),

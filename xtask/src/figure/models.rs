@@ -500,7 +500,7 @@ EOF
         drop(locked);
 
         let (name, mut entry, _) = experiment::import::imported(&experiments, &how.out, None).unwrap();
-        assert_eq!((&*name, entry.label, &*entry.extent), ("fig2", Label::None, "quick"));
+        assert_eq!((&*name, entry.label, entry.extent), ("fig2", Label::None, Extent::Quick));
         let rows: Vec<(&str, u64)> = entry.rows.iter().map(|row| (&*row.series, row.x)).collect();
         let both = ["cpu-resnet50-v1.5", "cpu-squeezenet-1.1"];
         let wanted: Vec<(&str, u64)> =

@@ -202,7 +202,7 @@ pub fn in_source(experiment: &Experiment, root: &Path) -> Result<(Entry, Vec<[St
     let entry = Entry {
         machine: format!("the source, read on {}", provenance.machine),
         label: Label::None,
-        extent: Extent::Normal.name().to_owned(),
+        extent: Extent::Normal,
         rows: table::rows(&points),
         verdicts: experiment.judge(&points),
         provenance,

@@ -170,7 +170,7 @@ fn damaged_incomplete_and_unknown_results_are_refused() {
             "no experiment `fig44`; the nearest is `fig4`; there are: ",
         ),
         (&summary, &|text| text.replace("fig4", "fig5"), "a point is of fig4, summary.json of fig5"),
-        (&summary, &|text| text.replace("quick", "endless"), "no extent is called `endless`"),
+        (&summary, &|text| text.replace("quick", "endless"), "unknown variant `endless`"),
         (&summary, &|text| text.replace("quick", "full"), "a full run of fig4 has"),
         (&summary, &|text| text[..30].to_owned(), "summary.json: EOF"),
         (&points, &|text| text[..text.len() - 20].to_owned(), "its last line is cut"),

@@ -66,7 +66,7 @@ impl Shown {
 
     /// An `entry` of `experiment` that `--add` named, with the verdicts that it holds; a smoke run has none.
     pub fn added(experiment: &Experiment, entry: Entry, from: String) -> Shown {
-        let judged = if is_smoke(&entry) { Vec::new() } else { entry.verdicts.clone() };
+        let judged = if entry.extent == Extent::Smoke { Vec::new() } else { entry.verdicts.clone() };
         let figure = experiment.spec.name.clone();
         let (id, pictures) = (String::new(), Vec::new());
         Shown { id, figure, entry, from, is_added: true, judged, pictures, day: None }
@@ -74,12 +74,12 @@ impl Shown {
 
     /// What stands beside the verdicts of an added entry: `added, quick`.
     pub fn mark(&self) -> Option<String> {
-        self.is_added.then(|| format!("added, {}", self.entry.extent))
+        self.is_added.then(|| format!("added, {}", self.entry.extent.name()))
     }
 
     /// Whether it shows only that its command works.
     pub fn is_smoke(&self) -> bool {
-        is_smoke(&self.entry)
+        self.entry.extent == Extent::Smoke
     }
 }
 
@@ -141,10 +141,6 @@ pub fn by_medians(mut judged: Judged, how: &str) -> Judged {
     let is_judged = [Verdict::Reproduced, Verdict::InPart, Verdict::NotReproduced].contains(&judged.verdict);
     judged.evidence.extend(is_judged.then(|| how.to_owned()));
     judged
-}
-
-fn is_smoke(entry: &Entry) -> bool {
-    entry.extent == Extent::Smoke.name()
 }
 
 /// Every figure that has a `paper.toml`, with the entries of its `measured.json`.

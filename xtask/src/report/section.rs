@@ -71,7 +71,7 @@ impl Shown {
             ("NIC", format!("{}{}", from.nic, device(&from.device))),
             ("GPU", format!("{}{}", from.gpu, device(&from.gpu_device))),
             ("link", from.link.to_string()),
-            ("repetitions", format!("{}, extent {}", self.repetitions(), entry.extent)),
+            ("repetitions", format!("{}, extent {}", self.repetitions(), entry.extent.name())),
             ("source", self.source()),
             ("versions", list(versions)),
             ("NIC's options", list(options)),

@@ -88,7 +88,7 @@ fn recorded(measured: &Measured, spec: Option<&Spec>, id: &str) -> [String; 4] {
 
 /// The options that measure such an entry. A shaped run has a folder of its own.
 fn options(entry: &Entry) -> String {
-    let extent = match extent(entry) {
+    let extent = match entry.extent {
         Extent::Normal => String::new(),
         extent => format!(" --{}", extent.name()),
     };
@@ -97,14 +97,9 @@ fn options(entry: &Entry) -> String {
     extent + &rate
 }
 
-/// How much of its grid a recorded run measured.
-fn extent(entry: &Entry) -> Extent {
-    Extent::named(&entry.extent).unwrap_or(Extent::Normal)
-}
-
 /// What the points of a recorded run asked for, by its rows and the spec's grid.
 fn time(entry: &Entry, spec: &Spec) -> String {
-    let grid = spec.grid(extent(entry));
+    let grid = spec.grid(entry.extent);
     let points: usize = entry.rows.iter().map(|row| row.repetitions).sum();
     let seconds = entry.rows.iter().map(|row| row.repetitions as f64 * grid.seconds_of(&row.series)).sum();
     match seconds {

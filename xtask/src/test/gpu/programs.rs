@@ -63,7 +63,6 @@ struct Message {
     reason: String,
     #[serde(default)]
     manifest_path: std::path::PathBuf,
-    #[serde(default)]
     executable: Option<std::path::PathBuf>,
     target: Option<Target>,
     profile: Option<Profile>,
