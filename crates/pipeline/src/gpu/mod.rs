@@ -1,5 +1,5 @@
 //! Pipelines whose kernels wait, copy and post: on a GPU as a graph that has its turns by itself, or on the host twin, where the CPU
-//! launches one kernel after the other; on either as one kernel that stays there ([`Served::start_resident`]).
+//! launches one kernel after the other; on either as one kernel that stays there ([`Served::prepare_resident`]).
 //!
 //! [`Served`] has the slots of one model and its clients. Clients join and leave while it runs: the kernel that waits takes a queue
 //! over and gives it back. A request is refused for all that `slots::Server` refuses it for.
