@@ -337,21 +337,7 @@ impl Served {
         };
         let number = index as u32;
         let wanted = self.word(number, offset_of!(db_place, wanted)).load(Ordering::Relaxed);
-        let place = db_place {
-            queue: queue.addresses(),
-            answers: client.answers.0,
-            answer_flags: client.flags.0,
-            answers_rkey: client.answers.1,
-            flags_rkey: client.flags.1,
-            lkey: client.lkey,
-            first,
-            count,
-            sequence: client.sequence,
-            wanted,
-            done: wanted,
-            unreliable: u32::from(!client.is_reliable),
-            ..db_place::default()
-        };
+        let place = db_place { wanted, done: wanted, ..db_place::of(queue.addresses(), &client) };
         // `wanted` and `done` stay as they are: no kernel reads the rest before `wanted` changes.
         self.core.places.write(self.place_at(number), place.bytes())?;
         queues.put(index, queue, client);
