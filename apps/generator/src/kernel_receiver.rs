@@ -13,6 +13,7 @@ use verbs::connect::{ConnectError, Path, RegionOffer, Session, Wait};
 use verbs::{Context, Cq, Pd, QpBuilder, Remote};
 
 use crate::control::{CREDIT_STRIDE, DRAIN_INTERRUPTED, GRACE, Received, SETUP, SenderEnd, credit_words};
+use crate::kernel_sender::told;
 use crate::lane::{ACCESS, connect, qp_type};
 use crate::payload;
 use crate::plan::{Plan, Service, Verify};
@@ -121,7 +122,7 @@ impl Prepared<'_> {
             receive::Lane { queue, slots_at: index * lane_bytes(&plan), credits }
         };
         let lanes = queues.into_iter().enumerate().map(lane).collect();
-        let running = receiver.receive.start(&told(&plan), lanes, region)?;
+        let running = receiver.receive.start(&told(&plan, None), lanes, region)?;
         let since = Instant::now();
         while !running.held().is_some_and(Receivers::is_ready) {
             if running.wait(Duration::from_micros(100))? || since.elapsed() > SETUP {
@@ -130,21 +131,6 @@ impl Prepared<'_> {
         }
         session.barrier(Wait::at_most(SETUP).unless(stop))?;
         Ok(running)
-    }
-}
-
-/// The plan as the kernel takes it.
-fn told(plan: &Plan) -> receive::Plan {
-    receive::Plan {
-        operation: plan.op,
-        payload_bytes: plan.payload_bytes,
-        slot_bytes: plan.slot_bytes() as u64,
-        source_slots: plan.source_slots(),
-        target_slots: plan.target_slots(),
-        window: plan.window,
-        receives: plan.receives(),
-        sample: plan.verify.every(),
-        has_credits: plan.verify.uses_credits(),
     }
 }
 

@@ -141,7 +141,7 @@ impl KernelSender {
     /// Sends, and gets the receiver's counts.
     pub fn run(self, until: StopCondition, stop: &AtomicBool) -> Result<Outcome> {
         let KernelSender { plan, mut session, generate, queues, source, credits, target } = self;
-        let told = told(&plan, until);
+        let told = told(&plan, Some(until));
         let lane_bytes = plan.slot_bytes() * plan.source_slots() as usize;
         let peer_bytes = plan.slot_bytes() as u64 * u64::from(plan.target_slots());
         let lanes = queues.into_iter().enumerate().map(|(index, queue)| Lane {
@@ -178,8 +178,8 @@ fn queue(plan: &Plan, machine: &Machine, pd: &Pd, options: Options) -> Result<Qu
     Queue::create(machine, &builder(plan), pd, send_cq, Some(receive_cq), options)
 }
 
-/// The plan as the kernel takes it.
-fn told(plan: &Plan, until: StopCondition) -> generate::Plan {
+/// The plan as the kernels of both ends take it. `until`: when posting ends, to the sender's.
+pub fn told(plan: &Plan, until: Option<StopCondition>) -> generate::Plan {
     generate::Plan {
         operation: plan.op,
         inline: plan.inline,
@@ -191,11 +191,14 @@ fn told(plan: &Plan, until: StopCondition) -> generate::Plan {
         doorbell_batch: plan.doorbell_batch,
         window: plan.window,
         run: match until {
-            StopCondition::Elapsed(limit) => Some(limit),
-            StopCondition::Count(_) => None,
+            Some(StopCondition::Elapsed(limit)) => Some(limit),
+            Some(StopCondition::Count(_)) | None => None,
         },
         patience: PATIENCE,
         hurry: DRAIN_INTERRUPTED,
+        receives: plan.receives(),
+        sample: plan.verify.every(),
+        has_credits: plan.verify.uses_credits(),
     }
 }
 

@@ -186,12 +186,13 @@ impl OnGpu {
         served.register_early(context).context("registering slots")?;
         match (mode, machine.is_gpu()) {
             (Mode::GpuPersistent, _) => {
-                served.start_resident(add::resident(&machine, &served.tensors())?)?;
+                served.prepare_resident(add::resident(&machine, &served.tensors())?)?;
             }
-            (_, false) => served.start_by_cpu(move || buffer.add().map_err(|error| error.to_string()))?,
-            (Mode::GpuWhile, true) => served.start_graph(Repeat::While, Box::new(buffer.recorded()?))?,
-            (_, true) => served.start_graph(Repeat::Relaunch, Box::new(buffer.recorded()?))?,
+            (_, false) => served.prepare_by_cpu(move || buffer.add().map_err(|error| error.to_string()))?,
+            (Mode::GpuWhile, true) => served.prepare_graph(Repeat::While, Box::new(buffer.recorded()?))?,
+            (_, true) => served.prepare_graph(Repeat::Relaunch, Box::new(buffer.recorded()?))?,
         }
+        served.start()?;
         let pool = Pool::new(&machine, context, slots, 1).posted_by(mode.posts());
         let slots = Server::new(geometry.clone(), slots);
         Ok(OnGpu { served, slots, pool: Arc::new(pool), client: None, end: None, place: None })

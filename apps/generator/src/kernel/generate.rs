@@ -13,7 +13,6 @@ use rdma_shim::kernel::{
 };
 use verbs::Remote;
 
-pub(super) use plan::MOST_BYTES;
 pub use plan::{MAX_PRODUCERS, Operation, Plan, Style};
 use plan::{WARP, db_generate_plan};
 
@@ -432,6 +431,9 @@ mod tests {
             run: None,
             patience: Duration::from_secs(30),
             hurry: Duration::from_secs(1),
+            receives: 0,
+            sample: 0,
+            has_credits: false,
         }
     }
 

@@ -10,7 +10,7 @@ use rdma_shim::kernel::{
 };
 use verbs::Remote;
 
-use super::generate::{MOST_BYTES, Operation, inside};
+use super::generate::{Operation, Plan, inside};
 
 pub(super) static SOURCE: Source =
     super::source("generate_receive.cu", include_str!("../../kernels/generate_receive.cu"));
@@ -60,27 +60,6 @@ const LINE: usize = 128;
 const CREDITS_OUTSTANDING: u32 = 16;
 /// Lanes of a warp, which each queue pair has.
 pub const THREADS: u32 = 32;
-
-/// What arrives on each queue pair; numbers as in [`super::generate::Plan`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    pub operation: Operation,
-    pub payload_bytes: u64,
-    /// Distance of slots.
-    pub slot_bytes: u64,
-    /// Slots that messages come from: what tells their bodies.
-    pub source_slots: u32,
-    /// Slots that they go to.
-    pub target_slots: u32,
-    /// Messages that the sender has under way at most.
-    pub window: u32,
-    /// Receives that are kept posted.
-    pub receives: u32,
-    /// Each how many-th message's body is compared; 0: none.
-    pub sample: u32,
-    /// Whether the sender waits for leave to use a slot again.
-    pub has_credits: bool,
-}
 
 #[derive(Debug)]
 pub struct Lane {
@@ -148,17 +127,17 @@ impl Receive {
         lanes: Vec<Lane>,
         region: Arc<Region>,
     ) -> Result<Running<Receivers>, KernelError> {
-        plan.check()?;
+        plan.check_received()?;
         region.takes_arrivals(&self.machine)?;
         for lane in &lanes {
             self.machine.reaches(&lane.queue.name(), lane.queue.machine())?;
-            plan.fits(&lane.queue.name(), &lane.queue.room()?)?;
+            plan.fits_receiver(&lane.queue.name(), &lane.queue.room()?)?;
         }
         let blocks = self.kernel.blocks(lanes.len(), 1, THREADS)?;
         let (machine, count) = (&self.machine, lanes.len());
         let cancel = machine.host_memory(4)?;
         let told_plan = Memory::from(machine.host_memory(size_of::<db_receive_plan>())?);
-        told_plan.put(0, &plan.told(&cancel))?;
+        told_plan.put(0, &plan.told_receiver(&cancel))?;
         let told_lanes = Memory::from(machine.host_memory(count * size_of::<db_receive_lane>())?);
         let results = Memory::from(machine.host_memory(count * size_of::<db_receive_result>())?);
         let (words, scratch) = (machine.host_memory(2 * count * LINE)?, machine.own_memory(count * LINE)?);
@@ -195,10 +174,8 @@ impl Receive {
 
 impl Plan {
     /// What the kernel relies on.
-    fn check(&self) -> Result<(), KernelError> {
-        let least = if self.operation == Operation::WriteImm { 1 } else { 8 };
-        let good = (least..=self.slot_bytes.min(MOST_BYTES)).contains(&self.payload_bytes)
-            && self.slot_bytes.is_multiple_of(8)
+    fn check_received(&self) -> Result<(), KernelError> {
+        let good = self.fits_slots()
             && self.source_slots > 0
             && self.target_slots > 0
             && (self.receives == 0) == (self.operation == Operation::Write);
@@ -207,7 +184,7 @@ impl Plan {
 
     /// An error unless the queue holds the receives and, after an error, a flush for each; and credits under way. Receives and
     /// sends are polled each by themselves.
-    fn fits(&self, queue: &str, room: &Room) -> Result<(), KernelError> {
+    fn fits_receiver(&self, queue: &str, room: &Room) -> Result<(), KernelError> {
         if room.one_cq {
             return Err(KernelError::Refused(format!(
                 "{queue}: its receives complete on the CQ of its sends; a receiver's queue has one for each"
@@ -233,7 +210,7 @@ impl Plan {
         )))
     }
 
-    fn told(&self, cancel: &HostMemory) -> db_receive_plan {
+    fn told_receiver(&self, cancel: &HostMemory) -> db_receive_plan {
         db_receive_plan {
             cancel: cancel.kernel_address(),
             payload_bytes: self.payload_bytes,

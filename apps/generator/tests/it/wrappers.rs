@@ -34,20 +34,13 @@ const PLAN: Plan = Plan {
     run: None,
     patience: PATIENCE,
     hurry: Duration::from_secs(5),
-};
-
-/// What a receiver of SENDs is told.
-const TAKES: receive::Plan = receive::Plan {
-    operation: Operation::Send,
-    payload_bytes: BYTES,
-    slot_bytes: BYTES,
-    source_slots: SLOTS,
-    target_slots: SLOTS,
-    window: BATCH,
-    receives: 16,
+    receives: 0,
     sample: 1,
     has_credits: false,
 };
+
+/// What a receiver of SENDs is told.
+const TAKES: Plan = Plan { operation: Operation::Send, window: BATCH, receives: 16, ..PLAN };
 
 /// A queue of two CQs, the send queue's of so many entries; in RESET.
 fn queue(bench: &Bench, completions: u32) -> Queue {
@@ -159,21 +152,21 @@ fn refuse_more_than_there_is(bench: &Bench) {
         let lanes = vec![lane(queue(bench, 127))];
         generate.start(&plan, lanes, Arc::clone(&region), Arc::clone(&region)).map(drop)
     };
-    let take_on = |queue, plan: receive::Plan| {
+    let take_on = |queue, plan: Plan| {
         let takes = Receive::prepare(&bench.machine).unwrap();
         takes.start(&plan, vec![receiving(queue)], Arc::clone(&region)).map(drop)
     };
     let take = |plan| take_on(queue(bench, 15), plan);
     let long = Plan { window: 90, inline: true, payload_bytes: 100, slot_bytes: 128, ..PLAN };
-    let credits = receive::Plan { has_credits: true, ..TAKES };
+    let credits = Plan { has_credits: true, ..TAKES };
     let mut rows = vec![
         ("a window of 97 messages of 1 blocks each does not fit 256 blocks and 128 completions", {
             start(Style::Thread, Plan { window: 97, ..PLAN })
         }),
         ("a window of 257 messages of 1 blocks", start(Style::Shared(2), Plan { window: 257, ..PLAN })),
         ("a window of 90 messages of 3 blocks", start(Style::Warp, long)),
-        ("17 receives and 0 credits", take(receive::Plan { receives: 17, ..TAKES })),
-        ("16 receives and 0 credits", take(receive::Plan { target_slots: 15, ..TAKES })),
+        ("17 receives and 0 credits", take(Plan { receives: 17, ..TAKES })),
+        ("16 receives and 0 credits", take(Plan { target_slots: 15, ..TAKES })),
         ("16 receives and 16 credits", take(credits)),
         ("its receives complete on the CQ of its sends", take_on(queue_of_one_cq(bench), TAKES)),
     ];
@@ -310,7 +303,7 @@ fn receivers_come_back(bench: &Bench) {
     const MESSAGES: usize = 20;
     let (takes, region) = (Receive::prepare(&bench.machine).unwrap(), region(bench));
     let (mut queue, mut target) = Target::new(bench);
-    let (plan, stride) = (receive::Plan { sample: 0, ..TAKES }, BYTES as usize);
+    let (plan, stride) = (Plan { sample: 0, ..TAKES }, BYTES as usize);
     for life in 0..3 {
         let running = takes.start(&plan, vec![receiving(queue)], Arc::clone(&region)).unwrap();
         wait_for("receives", || running.held().unwrap().is_ready().then_some(()));

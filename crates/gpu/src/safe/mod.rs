@@ -48,3 +48,4 @@ pub use self_launch::{End, SelfLaunching, again_unit, relaunch_unit};
 pub use stamps::{Stamp, Stamps, stamp_unit};
 pub use stream::{Priority, Stream, spare_captures};
 pub use toolkit::{Toolkit, ToolkitMissing};
+pub use wait::poll_until;

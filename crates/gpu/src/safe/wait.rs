@@ -14,14 +14,26 @@ const YIELDING: Duration = Duration::from_millis(2);
 const SLEEP: Duration = Duration::from_micros(100);
 
 /// Calls `poll` until it gives `true`. Errors: its own, and `Deadline` after `limit`; it is asked at least once.
-pub fn until(what: &str, limit: Duration, mut poll: impl FnMut() -> Result<bool>) -> Result<()> {
+pub(super) fn until(what: &str, limit: Duration, poll: impl FnMut() -> Result<bool>) -> Result<()> {
+    let since = Instant::now();
+    match poll_until(limit, poll)? {
+        true => Ok(()),
+        false => Err(Error::Deadline { what: what.to_owned(), waited: since.elapsed() }),
+    }
+}
+
+/// Calls `poll` until it gives `true`, at most so long, and at least once: whether it did.
+pub fn poll_until<E>(
+    limit: Duration,
+    mut poll: impl FnMut() -> std::result::Result<bool, E>,
+) -> std::result::Result<bool, E> {
     let since = Instant::now();
     loop {
         if poll()? {
-            return Ok(());
+            return Ok(true);
         }
         match since.elapsed() {
-            waited if waited >= limit => return Err(Error::Deadline { what: what.to_owned(), waited }),
+            waited if waited >= limit => return Ok(false),
             waited if waited < HARD => std::hint::spin_loop(),
             waited if waited < YIELDING => std::thread::yield_now(),
             _ => std::thread::sleep(SLEEP),

@@ -19,7 +19,7 @@ use super::CpuError;
 use super::job::Job;
 use super::poster::{Done, Poster, RECEIVE};
 use crate::Mode;
-use crate::gpu::Pool;
+use crate::gpu::{Client, Pool};
 use crate::trace::{OffloadTimes, Sample, Step, Trace, unix_ns};
 
 /// The client writes requests and flags.
@@ -333,19 +333,11 @@ impl Endpoint {
         }
     }
 
-    /// Where the client's answers and their flags go.
-    pub fn answers(&self) -> [RegionOffer; 2] {
-        self.answers
-    }
-
-    /// Number of its first slot, and how many it has.
-    pub fn slot_numbers(&self) -> [u32; 2] {
-        [self.first, self.places.len() as u32]
-    }
-
-    /// Key of its slots for its queue.
-    pub fn lkey(&self) -> u32 {
-        self.slots.lkey()
+    /// The client as kernels know it that post its answers: they look at no flags of its requests.
+    pub fn client(&self) -> Client {
+        let [answers, flags] = self.answers.map(|region| (region.address, region.rkey));
+        let (first, count, lkey) = (self.first, self.places.len() as u32, self.slots.lkey());
+        Client { first, count, sequence: 0, answers, flags, lkey, is_reliable: true }
     }
 
     /// The request of a slot as what computes it is told; `None`: no slot of the client.

@@ -12,9 +12,7 @@ use std::time::Duration;
 
 use gpu::{DeviceGraph, Function, Graph, Priority, Recorded, Shape, Stream, Unit};
 use rdma_shim::c_structs;
-use rdma_shim::kernel::{
-    Arguments, HostMemory, Kernel, Machine, Memory, Plain, Source, db_kernel_end, db_kernel_queue,
-};
+use rdma_shim::kernel::{Arguments, HostMemory, Kernel, Machine, Memory, Plain, Source, db_kernel_queue};
 use slots::Status;
 use slots::layout::FLAG_BYTES;
 
@@ -246,20 +244,7 @@ impl Turns {
         let Some(place) = (0..self.place_count).find(|place| !taken.contains(place)) else {
             return refuse(format!("all {} places are taken", self.place_count));
         };
-        let [answers, flags] = endpoint.answers();
-        let [first, count] = endpoint.slot_numbers();
-        let there = db_place {
-            queue,
-            answers: answers.address,
-            answer_flags: flags.address,
-            answers_rkey: answers.rkey,
-            flags_rkey: flags.rkey,
-            lkey: endpoint.lkey(),
-            first,
-            count,
-            end: db_kernel_end::default(),
-            ..db_place::default()
-        };
+        let there = db_place::of(queue, &endpoint.client());
         self.kept.places.write(place as usize * size_of::<db_place>(), there.bytes())?;
         self.change(JOIN, place)?;
         Ok(place)

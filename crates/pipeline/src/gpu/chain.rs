@@ -81,16 +81,7 @@ impl Served {
         self.core.tell(offset_of!(db_served, patience_ns), &ns.to_ne_bytes())
     }
 
-    /// Has its turns on a thread that launches kernel after kernel: for the host twin.
-    pub fn start_by_cpu(
-        &mut self,
-        model: impl FnMut() -> Result<(), String> + Send + 'static,
-    ) -> Result<(), ServedError> {
-        self.prepare_by_cpu(model)?;
-        self.start()
-    }
-
-    /// As [`Self::start_by_cpu`], and does not start.
+    /// Has its turns on a thread that launches kernel after kernel, for the host twin, from [`Self::start`] on.
     pub fn prepare_by_cpu(
         &mut self,
         model: impl FnMut() -> Result<(), String> + Send + 'static,
@@ -114,14 +105,8 @@ impl Served {
         Steps::new(&self.core.machine, self.core.told)
     }
 
-    /// Has its turns on the GPU alone, with a model of that GPU.
-    pub fn start_graph(&mut self, again: Repeat, model: Box<dyn Recorded>) -> Result<(), ServedError> {
-        self.prepare_graph(again, model)?;
-        self.start()
-    }
-
-    /// As [`Self::start_graph`], and does not start. A driver may wait for a running graph before it makes another one, so several
-    /// pipelines are prepared before the first one starts.
+    /// Has its turns on the GPU alone, with a model of that GPU, from [`Self::start`] on. A driver may wait for a running graph before it
+    /// makes another one, so several pipelines are prepared before the first one starts.
     pub fn prepare_graph(&mut self, again: Repeat, model: Box<dyn Recorded>) -> Result<(), ServedError> {
         self.is_new()?;
         let graph = launch::graph(&self.core.machine, self.core.told, again, &*model)?;
@@ -139,7 +124,7 @@ impl Served {
         if matches!(self.runs, Runs::Not) { Ok(()) } else { refuse("it was started before: start it again") }
     }
 
-    /// Starts the chain again that has ended, and was waited for.
+    /// Starts the chain that was prepared, and again when it has ended and was waited for.
     pub fn start(&mut self) -> Result<(), ServedError> {
         self.core.mark(0)?;
         self.core.shared.words()[0].store(0, Ordering::Release);

@@ -145,9 +145,10 @@ fn periods(machine: &Machine, driver: Driver, slots: u32, is_traced: bool) -> Re
     }
     let model = ReversalModel::new(&waiting.served)?;
     match driver {
-        Driver::Persistent => waiting.served.start_resident(model.resident())?,
-        _ => waiting.served.start_graph(driver.again(), Box::new(model))?,
+        Driver::Persistent => waiting.served.prepare_resident(model.resident())?,
+        _ => waiting.served.prepare_graph(driver.again(), Box::new(model))?,
     }
+    waiting.served.start()?;
     waiting.until(0)?;
     let count = slots.min(REQUESTS);
     let filled: Vec<u32> = (0..count).map(|nth| nth * (slots / count)).collect();

@@ -6,6 +6,8 @@ use rdma_shim::sys::{db_cq, db_rq, db_sq};
 use slots::Geometry;
 use slots::layout::{Header, MOST_TENSORS, PREFIX_BYTES};
 
+use super::client::Client;
+
 /// Words of the table behind a header.
 pub const TABLE_WORDS: usize = (PREFIX_BYTES - Header::BYTES) / 8;
 
@@ -166,6 +168,26 @@ fn words(bytes: &[u8]) -> [u64; TABLE_WORDS] {
         *word = u64::from_le_bytes(*bytes);
     }
     words
+}
+
+impl db_place {
+    /// The place of a client with this queue.
+    pub fn of(queue: db_kernel_queue, client: &Client) -> db_place {
+        let Client { first, count, sequence, answers, flags, lkey, is_reliable } = *client;
+        db_place {
+            queue,
+            answers: answers.0,
+            answer_flags: flags.0,
+            answers_rkey: answers.1,
+            flags_rkey: flags.1,
+            lkey,
+            first,
+            count,
+            sequence,
+            unreliable: u32::from(!is_reliable),
+            ..db_place::default()
+        }
+    }
 }
 
 impl db_served {

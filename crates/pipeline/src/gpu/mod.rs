@@ -1,5 +1,5 @@
 //! Pipelines whose kernels wait, copy and post: on a GPU as a graph that has its turns by itself, or on the host twin, where the CPU
-//! launches one kernel after the other; on either as one kernel that stays there ([`Served::start_resident`]).
+//! launches one kernel after the other; on either as one kernel that stays there ([`Served::prepare_resident`]).
 //!
 //! [`Served`] has the slots of one model and its clients. Clients join and leave while it runs: the kernel that waits takes a queue
 //! over and gives it back. A request is refused for all that `slots::Server` refuses it for.
@@ -337,21 +337,7 @@ impl Served {
         };
         let number = index as u32;
         let wanted = self.word(number, offset_of!(db_place, wanted)).load(Ordering::Relaxed);
-        let place = db_place {
-            queue: queue.addresses(),
-            answers: client.answers.0,
-            answer_flags: client.flags.0,
-            answers_rkey: client.answers.1,
-            flags_rkey: client.flags.1,
-            lkey: client.lkey,
-            first,
-            count,
-            sequence: client.sequence,
-            wanted,
-            done: wanted,
-            unreliable: u32::from(!client.is_reliable),
-            ..db_place::default()
-        };
+        let place = db_place { wanted, done: wanted, ..db_place::of(queue.addresses(), &client) };
         // `wanted` and `done` stay as they are: no kernel reads the rest before `wanted` changes.
         self.core.places.write(self.place_at(number), place.bytes())?;
         queues.put(index, queue, client);

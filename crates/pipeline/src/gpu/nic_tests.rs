@@ -160,7 +160,7 @@ fn twin_serves_clients_that_come_and_go() {
                 add_one(&model);
                 Ok(())
             };
-            served.start_by_cpu(add).unwrap();
+            served.prepare_by_cpu(add).and_then(|()| served.start()).unwrap();
         });
     }
 }
@@ -236,7 +236,7 @@ fn twin_traces_the_steps_of_each_request() {
             add_one(&model);
             Ok(())
         };
-        served.start_by_cpu(add).unwrap();
+        served.prepare_by_cpu(add).and_then(|()| served.start()).unwrap();
     });
     // Without receive completions nothing tells when a request has arrived.
     let at = machine.own_memory(1 << 13).unwrap().kernel_address();
@@ -263,10 +263,16 @@ fn gpu_traces_the_steps_of_each_request() {
     let module: Module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
     for again in [Repeat::Relaunch, Repeat::While] {
         traces(&context, &machine, (&COPIED, false), &|served, memory| {
-            served.start_graph(again, Box::new(AddOne::of(&module, memory))).unwrap();
+            served
+                .prepare_graph(again, Box::new(AddOne::of(&module, memory)))
+                .and_then(|()| served.start())
+                .unwrap();
         });
         traces(&context, &machine, (&[Step::Run, Step::Send], true), &|served, memory| {
-            served.start_graph(again, Box::new(AddOne::in_slots(&module, memory, served))).unwrap();
+            served
+                .prepare_graph(again, Box::new(AddOne::in_slots(&module, memory, served)))
+                .and_then(|()| served.start())
+                .unwrap();
         });
     }
 }
@@ -340,7 +346,7 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
                 } else {
                     AddOne::of(&module, memory)
                 };
-                served.start_graph(again, Box::new(model)).unwrap();
+                served.prepare_graph(again, Box::new(model)).and_then(|()| served.start()).unwrap();
             })
         });
         println!(

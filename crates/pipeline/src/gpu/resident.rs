@@ -55,14 +55,9 @@ impl Served {
         Ok(Arc::new(Resident::new(&self.core, &source, name, model)?))
     }
 
-    /// Has its turns in one kernel that stays on the machine, with a model of that machine that works in [`Self::tensors`]. Threads that
-    /// wait are the model's; what the setting says of threads is not used. Error also: the setting has buffers of the model's.
-    pub fn start_resident(&mut self, model: ResidentModel) -> Result<(), ServedError> {
-        self.prepare_resident(model)?;
-        self.start()
-    }
-
-    /// As [`Self::start_resident`], and does not start.
+    /// Has its turns in one kernel that stays on the machine, from [`Self::start`] on, with a model of that machine that works in
+    /// [`Self::tensors`]. Threads that wait are the model's; what the setting says of threads is not used. Error also: the setting has
+    /// buffers of the model's.
     pub fn prepare_resident(&mut self, model: ResidentModel) -> Result<(), ServedError> {
         self.is_new()?;
         if !self.core.told.in_slots {

@@ -76,7 +76,7 @@ fn twin_serves_clients_that_come_and_go_in_one_kernel() {
         let machine = Machine::twin(visibility);
         serves(&context, &machine, (*arrival, Processor::Gpu, true), &|served, _| {
             let model = add_one(served, GOOD, 64);
-            served.start_resident(model).unwrap();
+            served.prepare_resident(model).and_then(|()| served.start()).unwrap();
         });
     }
     trace_in_one_kernel(&context, &Machine::twin(Visibility::InOrder), 64);
@@ -86,7 +86,7 @@ fn twin_serves_clients_that_come_and_go_in_one_kernel() {
 fn trace_in_one_kernel(context: &Context, machine: &Machine, threads: u32) {
     traces(context, machine, (&[Step::Run, Step::Send], true), &|served, _| {
         let model = add_one(served, GOOD, threads);
-        served.start_resident(model).unwrap();
+        served.prepare_resident(model).and_then(|()| served.start()).unwrap();
     });
 }
 
@@ -97,7 +97,7 @@ fn gpu_serves_clients_that_come_and_go_in_one_kernel() {
     for arrival in ARRIVALS {
         serves(&context, &machine, (arrival, Processor::Gpu, true), &|served, _| {
             let model = add_one(served, GOOD, 256);
-            served.start_resident(model).unwrap();
+            served.prepare_resident(model).and_then(|()| served.start()).unwrap();
         });
     }
     trace_in_one_kernel(&context, &machine, 256);
@@ -111,7 +111,7 @@ fn right(seed: u64, serve: Option<&'static str>, model: &str) -> usize {
         planted.map(|(step, name)| (step, Source { twin: &PLANTED, ..resident::SOURCE }, name));
     let mut peer = pipeline.join(0, 0, 2);
     let model = add_one(&pipeline.served, model, 32);
-    pipeline.served.start_resident(model).unwrap();
+    pipeline.served.prepare_resident(model).and_then(|()| pipeline.served.start()).unwrap();
     let mut right = 0;
     for id in 0..4 {
         let value = (id * 10) as f32;
@@ -144,7 +144,7 @@ fn a_bad_request_is_answered_and_not_computed() {
     let mut pipeline = TestPipeline::of(Arrival::Flag, Some(3), None, true);
     let mut peer = pipeline.join(0, 0, 2);
     let model = add_one(&pipeline.served, GOOD, 64);
-    pipeline.served.start_resident(model).unwrap();
+    pipeline.served.prepare_resident(model).and_then(|()| pipeline.served.start()).unwrap();
     let slot = pipeline.ask_bad(&mut peer, 1);
     wait_for("doorbell", || (peer.word(RECORD) >> 32 != 0).then_some(()));
     peer.execute(0);
@@ -161,7 +161,7 @@ fn stops(serve: Option<&'static str>, tell: fn(&Served), limit: Duration) -> boo
     let mut pipeline = TestPipeline::of(Arrival::Flag, None, None, true);
     pipeline.served.planted = serve.map(|name| (4, Source { twin: &PLANTED, ..resident::SOURCE }, name));
     let model = add_one(&pipeline.served, GOOD, 32);
-    pipeline.served.start_resident(model).unwrap();
+    pipeline.served.prepare_resident(model).and_then(|()| pipeline.served.start()).unwrap();
     for nth in 1..3 {
         wait_for("a turn", || (pipeline.served.counters().turns > 20 * nth).then_some(()));
         tell(&pipeline.served);
@@ -203,7 +203,7 @@ fn gpu_kernel_that_stays_ends_at_a_marked_slot() {
     let (tells, ended) = std::sync::mpsc::channel();
     served.call_at_end(Arc::new(move || tells.send(()).unwrap()));
     let model = add_one(&served, GOOD, 256);
-    served.start_resident(model).unwrap();
+    served.prepare_resident(model).and_then(|()| served.start()).unwrap();
     let mut took = Vec::new();
     for _ in 0..3 {
         assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "an end that nothing has asked for");
@@ -225,7 +225,7 @@ fn what_a_kernel_that_runs_reads_is_not_changed() {
     let mut pipeline = TestPipeline::of(Arrival::Flag, None, None, true);
     let model = || add_one(&pipeline.served, GOOD, 32);
     let (served, alone) = (model(), model());
-    pipeline.served.start_resident(served).unwrap();
+    pipeline.served.prepare_resident(served).and_then(|()| pipeline.served.start()).unwrap();
     for refused in
         [pipeline.served.refuse(Some(Status::Stopping)), pipeline.served.run_alone(alone, 1).map(drop)]
     {
@@ -287,10 +287,10 @@ fn models_and_settings_that_do_not_fit_are_refused() {
     let setting = setting(&geometry, 1, 256);
     let mut served = Served::new(&machine, setting).unwrap();
     let of_gpu = add_one_at(&served, 0, 32, None);
-    let error = served.start_resident(of_gpu).unwrap_err().to_string();
+    let error = served.prepare_resident(of_gpu).unwrap_err().to_string();
     assert!(error.contains("made for a GPU"), "{error}");
     let wide = add_one(&served, GOOD, host_twin::MAX_LANES as u32);
-    let error = served.start_resident(wide).unwrap_err().to_string();
+    let error = served.prepare_resident(wide).unwrap_err().to_string();
     assert!(error.contains("too few for a kernel that stays"), "{error}");
     assert!(served.run_alone(add_one(&served, GOOD, 32), 0).is_err());
     served.run_alone(add_one(&served, GOOD, 32), 3).unwrap();
@@ -362,7 +362,7 @@ fn twin_a_model_of_the_zoo_answers_from_the_slots_what_launches_compute() {
         TwinResident::new(plan.clone(), Some(&served.tensors()), 1).unwrap().into()
     };
     let mut waiting = answers(&machine, &plan, 6, [&inputs, &wanted], |served| {
-        served.start_resident(model(served)).unwrap();
+        served.prepare_resident(model(served)).and_then(|()| served.start()).unwrap();
     });
     let model = model(&waiting.served);
     assert!(waiting.served.run_alone(model, 2).unwrap() > Duration::ZERO);
@@ -382,11 +382,11 @@ fn gpu_a_model_of_the_zoo_answers_from_the_slots_what_launches_compute() {
             inputs.iter().map(|input| instance.run(&[input]).unwrap().remove(0)).collect();
         answers(&machine, &plan, slots, [&inputs, &wanted], |served| {
             let model = inference::engine::gpu::Resident::new(&loaded, Some(&served.tensors())).unwrap();
-            served.start_resident(model.into()).unwrap();
+            served.prepare_resident(model.into()).and_then(|()| served.start()).unwrap();
         });
         answers(&machine, &plan, slots, [&inputs, &wanted], |served| {
             let model = Instance::in_slots(&loaded, &served.tensors()).unwrap();
-            served.start_graph(Repeat::Relaunch, Box::new(model)).unwrap();
+            served.prepare_graph(Repeat::Relaunch, Box::new(model)).and_then(|()| served.start()).unwrap();
         });
     }
 }

@@ -143,7 +143,11 @@ mod tests {
             need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
         let mut waiting = Waiting::new(&machine, geometry(), 2, 64).unwrap();
         assert_eq!(waiting.served.structure().unwrap(), None);
-        waiting.served.start_graph(Repeat::While, Box::new(OneNode::new(&machine).unwrap())).unwrap();
+        waiting
+            .served
+            .prepare_graph(Repeat::While, Box::new(OneNode::new(&machine).unwrap()))
+            .and_then(|()| waiting.served.start())
+            .unwrap();
         let wanted = Structure { nodes: 5, kernels: 4, ..Structure::default() };
         assert_eq!(waiting.served.structure().unwrap(), Some(wanted));
         waiting.until(0).unwrap();

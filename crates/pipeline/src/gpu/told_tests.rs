@@ -49,9 +49,10 @@ fn served(
     let queue = Queue::create_mixed(machine, &builder, &pd, cq(), Some(cq()), Options::default()).unwrap();
     let member = Member::join_by(queue, &mut served, [0, slots], 0, receives as usize);
     match add_one_on(machine, &buffers) {
-        Model::Called(model) => served.start_by_cpu(model),
-        Model::Recorded(model) => served.start_graph(Repeat::Relaunch, model),
+        Model::Called(model) => served.prepare_by_cpu(model),
+        Model::Recorded(model) => served.prepare_graph(Repeat::Relaunch, model),
     }
+    .and_then(|()| served.start())
     .unwrap();
     served.wait_done(member.place, LIMIT).unwrap();
     (served, member)

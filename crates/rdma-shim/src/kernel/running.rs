@@ -2,17 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::error::KernelError;
 use super::memory::HostMemory;
 
 /// How long a kernel has to end once it was told to: each of ours looks at its word many times in that.
 const LEAVING: Duration = Duration::from_secs(5);
-/// How long to poll without a pause, and how long with pauses of the scheduler's.
-const HARD: Duration = Duration::from_micros(100);
-const YIELDING: Duration = Duration::from_millis(2);
-const SLEEP: Duration = Duration::from_micros(200);
 
 /// Where it was launched.
 pub(super) enum Launched {
@@ -69,18 +65,7 @@ impl<T> Running<T> {
 
     /// Waits for its end, at most `limit`; says whether it came. Errors as [`Running::is_over`].
     pub fn wait(&self, limit: Duration) -> Result<bool, KernelError> {
-        let since = Instant::now();
-        loop {
-            if self.is_over()? {
-                return Ok(true);
-            }
-            match since.elapsed() {
-                waited if waited >= limit => return Ok(false),
-                waited if waited < HARD => std::hint::spin_loop(),
-                waited if waited < YIELDING => std::thread::yield_now(),
-                _ => std::thread::sleep(SLEEP),
-            }
-        }
+        gpu::poll_until(limit, || self.is_over())
     }
 
     /// Waits for its end, at most `limit`, then tells it to end; gives back what it used. Errors: what went wrong in it;

@@ -28,7 +28,7 @@ c_structs! {
 }
 
 /// Longest message: the next bit of a data segment's length says that it is inline.
-pub(in crate::kernel) const MOST_BYTES: u64 = (1 << 31) - 1;
+const MOST_BYTES: u64 = (1 << 31) - 1;
 /// Lanes of a warp.
 pub(super) const WARP: u32 = 32;
 /// Warps on one queue at most. Whether the machine runs those of all queues side by side is looked at before a launch.
@@ -88,7 +88,7 @@ impl Operation {
     }
 }
 
-/// What is sent on each queue pair. Slots hold a message at their end, and are used in turn.
+/// What is sent on each queue pair, and how it is received. Slots hold a message at their end, and are used in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     pub operation: Operation,
@@ -113,16 +113,27 @@ pub struct Plan {
     pub patience: Duration,
     /// Likewise, once told to end.
     pub hurry: Duration,
+    /// Receives that the receiver keeps posted.
+    pub receives: u32,
+    /// Each how many-th message's body it compares; 0: none.
+    pub sample: u32,
+    /// Whether the sender waits for its leave to use a slot again.
+    pub has_credits: bool,
 }
 
 impl Plan {
+    /// Whether a message, and where it has one its number, lies in its slot.
+    pub(in crate::kernel) fn fits_slots(&self) -> bool {
+        let least = if self.operation == Operation::WriteImm { 1 } else { 8 };
+        (least..=self.slot_bytes.min(MOST_BYTES)).contains(&self.payload_bytes)
+            && self.slot_bytes.is_multiple_of(8)
+    }
+
     /// What the kernels rely on.
     pub(super) fn check(&self, style: Style) -> Result<(), KernelError> {
-        let least = if self.operation == Operation::WriteImm { 1 } else { 8 };
         let cycles = [self.source_slots, self.target_slots];
         let whole = style == Style::Thread && self.operation == Operation::Write && !self.inline;
-        let good = (least..=self.slot_bytes.min(MOST_BYTES)).contains(&self.payload_bytes)
-            && self.slot_bytes.is_multiple_of(8)
+        let good = self.fits_slots()
             && self.slot_bytes <= u64::from(u32::MAX)
             && (1..=self.batch).contains(&self.doorbell_batch)
             && cycles

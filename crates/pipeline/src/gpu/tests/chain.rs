@@ -27,7 +27,11 @@ fn the_twin_s_chain_wakes_at_a_stop_and_at_a_model_s_error() {
     let mut pipeline = TestPipeline::new(Arrival::Flag, None, None);
     let mut peer = pipeline.join(0, 0, 1);
     let ended = ends(&mut pipeline.served);
-    pipeline.served.start_by_cpu(|| Err("it is broken".into())).unwrap();
+    pipeline
+        .served
+        .prepare_by_cpu(|| Err("it is broken".into()))
+        .and_then(|()| pipeline.served.start())
+        .unwrap();
     // Idle waits end by their time, and are no end of the chain.
     assert!(ended.recv_timeout(Duration::from_millis(30)).is_err());
     let mut took = Vec::new();
@@ -74,7 +78,10 @@ fn ends_at_a_mark(posts: Processor, planted: Option<&'static str>, limit: Durati
     let mut served = Served::posted_by(posts, &machine, setting).unwrap();
     served.planted = planted.map(|name| (0, Source { twin: &PLANTED, ..launch::SOURCES[0] }, name));
     let ended = ends(&mut served);
-    served.start_by_cpu(move || buffers.fill(0).map_err(|error| error.to_string())).unwrap();
+    served
+        .prepare_by_cpu(move || buffers.fill(0).map_err(|error| error.to_string()))
+        .and_then(|()| served.start())
+        .unwrap();
     let mut took = Vec::new();
     for _ in 0..2 {
         assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "an end that nothing has asked for");
@@ -148,7 +155,7 @@ fn counting(machine: &Machine, again: Repeat) -> (Served, HostMemory, Receiver<(
     let module = machine.module(&[Unit::new("count.cu", COUNT)]).unwrap();
     let function = module.function("count_or_die").unwrap();
     let model = Count(function, words.clone().into(), buffers);
-    served.start_graph(again, Box::new(model)).unwrap();
+    served.prepare_graph(again, Box::new(model)).and_then(|()| served.start()).unwrap();
     (served, words, ended)
 }
 
