@@ -16,7 +16,6 @@ use super::bench::{
     self, BEGIN, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, option, parts,
 };
 use super::started::Started;
-use super::time::{STEPS, came_late};
 use crate::figure::cpu::{ProcessSampler, ProcessSnapshot, ProcessUse};
 use crate::figure::options::{Machine, Options};
 use crate::shell;
@@ -52,7 +51,7 @@ fn server_options(spec: &Spec, line: &Line<'_>, machine: Machine) -> Result<Vec<
     let (slots, machine, model) = (option(spec, "slots")?, machine.name(), line.model);
     Ok(shell::words(&format!(
         "--mode gpu-graph --machine {machine} --model {model} --slots {slots} --slots-per-client {slots} \
-         --trace --json -"
+         --json -"
     )))
 }
 
@@ -116,11 +115,8 @@ impl run::Bench for Clients<'_> {
             joined.collect::<Result<Vec<HeardClient>>>()
         })?;
         let looks: Vec<_> = watch.end().into_iter().map(|(at, look)| (at - late, look)).collect();
-        let traced = clients.iter().map(|_| server.program.json_of(&["traced"], SILENCE));
-        let traced = traced.collect::<Result<Vec<Value>>>().context("the server")?;
         bench::end(&mut server)?;
         fill(&mut point, &heard, &looks, seconds);
-        fill_limit(&mut point, &traced);
         Ok(point)
     }
 }
@@ -223,28 +219,6 @@ fn fill(point: &mut Point, clients: &[HeardClient], looks: &[(f64, ProcessSnapsh
     point.detail = json!({ "rates": rates });
 }
 
-/// Puts into a point how long a request waited in the server and kept it busy, and whether all came late to a server that was idle
-/// (`limited`), by what the server says of each client.
-fn fill_limit(point: &mut Point, traced: &[Value]) {
-    let count = |one: &Value| one["count"].as_f64();
-    let step_us = |step: &&str| {
-        let ns = |one: &Value| Some(one["steps"][*step]["mean_ns"].as_f64()? * count(one)?);
-        let (ns, counts) =
-            (traced.iter().map(ns).sum::<Option<f64>>()?, traced.iter().map(count).sum::<Option<f64>>()?);
-        (counts > 0.0).then(|| ns / counts / 1e3)
-    };
-    let taken_us =
-        STEPS.iter().filter(|step| **step != "queue").map(&step_us).sum::<Option<f64>>();
-    let (Some(per_s), Some(queue_us), Some(taken_us)) =
-        (point.values.get("per_s").copied(), step_us(&"queue"), taken_us)
-    else {
-        return;
-    };
-    let limited = f64::from(u8::from(came_late(per_s, queue_us, taken_us)));
-    let values = [("queue_us", queue_us), ("taken_us", taken_us), ("limited", limited)];
-    point.values.extend(values.map(|(name, value)| (name.to_owned(), value)));
-}
-
 /// What would be measured and judged (INV-10).
 fn dry_run(experiment: &Experiment, how: &resume::Options, nic: &str, machine: Machine) -> Result<String> {
     let spec = &experiment.spec;
@@ -313,7 +287,6 @@ mod tests {
                 used: Some((used.clone(), heard[heard.len() - 1].1 - heard[0].1)),
             };
             fill(&mut point, &clients.iter().map(client).collect::<Vec<_>>(), &looks, 2.0);
-            fill_limit(&mut point, &[traced(100, 0.1), traced(120, 0.1)]);
             point
         };
         let both = [(vec![(1.0, 0), (3.0, 120)], run(0)), (vec![(1.0, 0), (3.0, 100)], run(0))];
@@ -335,45 +308,10 @@ mod tests {
         assert_eq!(apart.missing.as_deref(), Some("all clients were served together for 0.0 s, not 2"));
     }
 
-    /// What the server says of a client: each of the nine steps takes a millisecond, but for the queue.
-    fn traced(count: u64, queue_ms: f64) -> Value {
-        let ns = |step: &str| json!({ "mean_ns": if step == "queue" { queue_ms * 1e6 } else { 1e6 } });
-        let steps: serde_json::Map<String, Value> =
-            STEPS.iter().map(|step| ((*step).to_owned(), ns(step))).collect();
-        json!({ "kind": "traced", "count": count, "steps": steps })
-    }
-
-    #[test]
-    fn the_emulated_nic_limits_where_requests_come_late_to_an_idle_server() {
-        let key = bench_clients().spec.grid(Extent::Normal).keys().remove(0);
-        let of = |per_s: f64, traced: &[Value]| {
-            let provenance = Provenance::of(workspace::revision(), &[]);
-            let mut point = Point::new("bench-clients", key.clone(), Label::Emulated, provenance);
-            point.values.insert("per_s".into(), per_s);
-            fill_limit(&mut point, traced);
-            ["queue_us", "taken_us", "limited"].map(|name| point.values.get(name).copied())
-        };
-        // Eight milliseconds each: 112 a second are 0.9 of all.
-        for (per_s, queue_ms, limited) in [(100.0, 1.0, 1.0), (100.0, 5.0, 0.0), (120.0, 1.0, 0.0)] {
-            let both = [traced(10, 2.0 * queue_ms), traced(30, queue_ms * 2.0 / 3.0)];
-            assert_eq!(
-                of(per_s, &both),
-                [Some(queue_ms * 1e3), Some(8e3), Some(limited)],
-                "{per_s} {queue_ms}"
-            );
-        }
-        assert_eq!(of(100.0, &[traced(10, 1.0), json!({ "count": 3, "steps": {} })]), [None; 3]);
-    }
-
     #[test]
     fn as_many_clients_are_started_as_the_series_says() {
         let stage = Stage::new("clients", |text| {
-            let traced = format!("for n in $(seq 64); do echo '{}'; done\n", traced(30, 1.0));
-            text.replace(
-                r#"echo '{"kind":"listening","address":"127.0.0.1:1"}'"#,
-                &format!("echo '{{\"kind\":\"listening\",\"address\":\"127.0.0.1:1\"}}'\n{traced}"),
-            )
-                .replace(r#""seconds":1.0"#, r#""seconds":1.0,"answered":10"#)
+            text.replace(r#""seconds":1.0"#, r#""seconds":1.0,"answered":10"#)
                 .replace(r#""seconds":2.0"#, r#""seconds":2.0,"answered":30"#)
                 // Until all have said their first line.
                 .replace(
@@ -395,6 +333,5 @@ mod tests {
         assert_eq!((compared, stage.references()), (64, ["squeezenet-1.1"].map(str::to_owned).to_vec()));
         let [point] = <[Point; 1]>::try_from(stage.points()).unwrap();
         assert_eq!(point.detail["rates"].as_array().map(Vec::len), Some(64));
-        assert_eq!(point.values["limited"], 1.0, "they are few");
     }
 }

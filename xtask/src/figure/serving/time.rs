@@ -24,8 +24,7 @@ use crate::shell;
 /// What the spec calls the points of this figure.
 pub const APP: &str = "serving-time";
 /// The steps of a request, as the server calls them.
-pub const STEPS: [&str; 9] =
-    ["queue", "wait", "to_gpu", "copy_in", "run", "copy_out", "to_cpu", "send", "other"];
+const STEPS: [&str; 9] = ["queue", "wait", "to_gpu", "copy_in", "run", "copy_out", "to_cpu", "send", "other"];
 
 /// One of so many answers may have a receive completion that is stamped too late: the system's clock may be set while a point runs. The
 /// software NIC's are never, as the tests ask; no card was tried.
@@ -310,12 +309,6 @@ fn taken_us(point: &Point, load: Load) -> Result<Option<f64>> {
     })
 }
 
-/// Whether requests came late to a server that was idle: it answered so many a second, each waited there so long, and kept it from the next
-/// one so long.
-pub fn came_late(per_s: f64, queue_us: f64, taken_us: f64) -> bool {
-    per_s * taken_us / 1e6 < BUSY && queue_us < QUEUED * taken_us
-}
-
 /// Says in a point whether the emulated NIC, and not the server, limits a load that took so many seconds: requests came late to a server
 /// that was idle, and did not queue there. Says nothing where one of its numbers is missing.
 fn fill_limit(point: &mut Point, load: Load, seconds: f64) -> Result<()> {
@@ -330,7 +323,7 @@ fn fill_limit(point: &mut Point, load: Load, seconds: f64) -> Result<()> {
     else {
         return Ok(());
     };
-    let is_limited = is_late && came_late(per_s, queue_us, taken_us);
+    let is_limited = is_late && per_s * taken_us / 1e6 < BUSY && queue_us < QUEUED * taken_us;
     point.values.insert(format!("{}_limited", load.name()), f64::from(u8::from(is_limited)));
     Ok(())
 }
