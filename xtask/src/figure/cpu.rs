@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// Ticks a second: `USER_HZ`, which is 100 on every Linux of x86-64.
 const TICKS: f64 = 100.0;
@@ -84,7 +84,7 @@ fn stat(text: &str) -> Option<Stat> {
     let fields: Vec<&str> = after.split_whitespace().collect();
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     let has_ended = fields.first() == Some(&"Z");
-    Some(Stat { name, ticks: number(14)? + number(15)?, began: number(22)?, has_ended })
+    Some(Stat { name, ticks: number(14)?.checked_add(number(15)?)?, began: number(22)?, has_ended })
 }
 
 /// What `stat` says of a process or a thread.
@@ -133,17 +133,20 @@ impl ProcessSnapshot {
         Some(ProcessSnapshot { ticks, has_ended, threads: threads.collect() })
     }
 
-    /// Of lines `FILE:LINE` of these files below `/proc`, with `|` between them, as [`READER`] says them. Error: the process is gone.
-    pub fn of_lines(said: &str) -> Result<ProcessSnapshot> {
+    /// Of lines `FILE:LINE` of these files below `/proc`, with `|` between them, as [`READER`] says them. Error: the process is gone, or
+    /// they are another one's.
+    pub fn of_lines(process: u32, said: &str) -> Result<ProcessSnapshot> {
         let lines = || said.split('|').filter_map(|line| line.split_once(':'));
         let text = |file: &str| lines().find(|(name, _)| *name == file).map(|(_, text)| text);
-        let (process, _) = lines().next().context("the process is gone")?;
+        let (first, _) = lines().next().context("the process is gone")?;
+        let process = format!("/proc/{process}/stat");
+        ensure!(first == process, "the first file is {first}, not {process}");
         let threads = lines().filter_map(|(file, stat)| {
             let folder = file.strip_suffix("/stat")?;
             let (_, number) = folder.rsplit_once("/task/")?;
             Some((number.parse().ok()?, stat.to_owned(), text(&format!("{folder}/status"))?.to_owned()))
         });
-        let stat = text(process).unwrap_or_default();
+        let stat = text(&process).unwrap_or_default();
         ProcessSnapshot::of(stat, threads)
             .with_context(|| format!("{process}: `{stat}` is no stat of proc(5)"))
     }
@@ -173,7 +176,7 @@ impl ProcessSnapshot {
             let none = Thread::default();
             let then = before.threads.get(id).unwrap_or(&none);
             let ticks = thread.ticks.saturating_sub(then.ticks);
-            alive += ticks;
+            alive = ticks.saturating_add(alive);
             *used.by_name.entry(thread.name.clone()).or_default() += ticks as f64 / TICKS;
             if thread.name.starts_with(NIC) {
                 used.nic += ticks as f64 / TICKS;
@@ -386,13 +389,15 @@ mod tests {
         let id = idle.child.0.id();
         let mut look = |id: u32| {
             let said = reader.ask(&id.into(), WAIT).unwrap();
-            ProcessSnapshot::of_lines(said["said"].as_str().unwrap())
+            ProcessSnapshot::of_lines(id, said["said"].as_str().unwrap())
         };
         let here = || ProcessSnapshot::at(Path::new(&format!("/proc/{id}"))).unwrap();
         let is_same = wait_for(WAIT, || Ok((look(id)? == here()).then_some(())));
         assert!(is_same.unwrap().is_some(), "{:?} {:?}", look(id), here());
         assert_eq!((here().threads.len(), look(id).unwrap().has_ended()), (1, false));
         assert_eq!(look(4_194_305).unwrap_err().to_string(), "the process is gone");
+        let of_another = ProcessSnapshot::of_lines(7, "/proc/8/stat:8 (sh) S 1").unwrap_err().to_string();
+        assert_eq!(of_another, "the first file is /proc/8/stat, not /proc/7/stat");
         nix::sys::signal::kill(
             nix::unistd::Pid::from_raw(id.try_into().unwrap()),
             nix::sys::signal::Signal::SIGKILL,

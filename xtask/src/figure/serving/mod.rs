@@ -122,6 +122,7 @@ fn execute_on(
         let is_steals = |series: &str| Line::of(series).is_ok_and(|line| line.sleep == STEALS);
         let why = "the profiler runs on this machine, and not beside the server";
         left_out.extend(bench::leave_out(&mut grid, &is_steals, why));
+        say!("left out: woken_ms, stopped_ms (a signal by ssh takes longer than what they time)");
     }
     let mut points = Served { bench, gpu: gpu.clone() };
     let earlier = bench.measure(experiment, &grid, gpu, &mut points)?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -30,20 +30,30 @@ pub struct Process {
 /// A host, and a shell there that reads what processes use.
 pub struct ReadHost {
     host: Host,
-    reader: Mutex<JsonProgram>,
+    /// Closed at the first failure: a late answer would be taken for the next one.
+    reader: Mutex<Result<JsonProgram, String>>,
 }
 
 impl ReadHost {
     /// Starts the shell.
     pub fn start(host: &Host, log: &Path) -> Result<Arc<ReadHost>> {
         let reader = JsonProgram::start(&mut host.command(&["sh", "-c", READER])?, log)?;
-        Ok(Arc::new(ReadHost { host: host.clone(), reader: Mutex::new(reader) }))
+        Ok(Arc::new(ReadHost { host: host.clone(), reader: Mutex::new(Ok(reader)) }))
     }
 
     fn look(&self, process: u32) -> Result<ProcessSnapshot> {
         let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = reader.ask(&process.into(), WAIT).with_context(|| self.host.name.clone())?;
-        ProcessSnapshot::of_lines(said["said"].as_str().unwrap_or_default())
+        let said = match &mut *reader {
+            Ok(program) => program.ask(&process.into(), WAIT),
+            Err(why) => bail!("{}: nothing is read any more: {why}", self.host.name),
+        };
+        let said = said.inspect_err(|why| {
+            let why = format!("{why:#}");
+            tell!("{}: what processes use is not read any more: {why}", self.host.name);
+            *reader = Err(why);
+        });
+        let said = said.with_context(|| self.host.name.clone())?;
+        ProcessSnapshot::of_lines(process, said["said"].as_str().unwrap_or_default())
     }
 }
 

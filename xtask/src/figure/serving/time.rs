@@ -13,7 +13,7 @@ use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Grid};
 use experiment::statistics::median;
 use experiment::{Experiment, Spec, resume};
-use measure::json_lines;
+use measure::{Label, json_lines};
 use serde_json::{Value, json};
 
 use super::bench::{self, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, parts};
@@ -310,7 +310,7 @@ fn taken_us(point: &Point, load: Load) -> Result<Option<f64>> {
 }
 
 /// Says in a point whether the emulated NIC, and not the server, limits a load that took so many seconds: requests came late to a server
-/// that was idle, and did not queue there. Says nothing where one of its numbers is missing.
+/// that was idle, and did not queue there. A card never does. Says nothing where one of its numbers is missing.
 fn fill_limit(point: &mut Point, load: Load, seconds: f64) -> Result<()> {
     let value = |what: &str| point.values.get(&format!("{}_{what}", load.name())).copied();
     let is_late = match load {
@@ -323,7 +323,8 @@ fn fill_limit(point: &mut Point, load: Load, seconds: f64) -> Result<()> {
     else {
         return Ok(());
     };
-    let is_limited = is_late && per_s * taken_us / 1e6 < BUSY && queue_us < QUEUED * taken_us;
+    let is_emulated = point.provenance.nic == Label::Emulated;
+    let is_limited = is_emulated && is_late && per_s * taken_us / 1e6 < BUSY && queue_us < QUEUED * taken_us;
     point.values.insert(format!("{}_limited", load.name()), f64::from(u8::from(is_limited)));
     Ok(())
 }

@@ -121,7 +121,7 @@ fn steps_add_up_to_the_service_and_bad_answers_are_told() {
 #[test]
 fn a_load_that_the_nic_and_not_the_server_limits_is_marked() {
     let key = |x| Key { series: "gpu-graph-m".into(), x, at: BTreeMap::new(), repetition: 0 };
-    let provenance = Provenance::of(workspace::revision(), &[]);
+    let provenance = Provenance { nic: Label::Emulated, ..Provenance::of(workspace::revision(), &[]) };
     let mut point = Point::new("fig6", key(0), Label::Emulated, provenance);
     point.seconds = 1.5;
     // Steps of a request, of which the GPU runs the model for 200 us, and its time in the queue before them.
@@ -151,6 +151,10 @@ fn a_load_that_the_nic_and_not_the_server_limits_is_marked() {
         fill_limit(&mut point, load, seconds).unwrap();
         let found = point.values[&format!("{name}_limited")];
         assert_eq!(found != 0.0, is_limited, "{name} {per_s} {taken_us} {queue_us} {seconds}");
+        let mut on_a_card = point.clone();
+        on_a_card.provenance.nic = Label::Hardware;
+        fill_limit(&mut on_a_card, load, seconds).unwrap();
+        assert_eq!(on_a_card.values[&format!("{name}_limited")], 0.0);
     }
     fill_limit(&mut point, Load::One, 9.0).unwrap();
     assert!(!point.values.contains_key("one_limited"));
