@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use experiment::Spec;
+use serde_json::json;
 
 use super::nic::Nic;
 use super::nodes::Nodes;
@@ -157,10 +158,11 @@ fn between(
     let _ = Nic::configured(&spec.nic, out)?;
     let of = |path: &Path| std::path::absolute(path).map(|path| path.display().to_string());
     let mut variables = variables.to_vec();
-    variables.push(format!("doorbell_nic_config={}", of(&out.join("nic.toml"))?));
+    // As JSON: ansible takes `NAME=VALUE` apart at spaces.
+    variables.push(json!({ "doorbell_nic_config": of(&out.join("nic.toml"))? }).to_string());
     // An inventory may have a build for each host, or hosts where they were installed by hand.
     if nodes.hosts().iter().all(|host| host.programs.is_empty()) {
-        variables.push(format!("doorbell_programs={}", of(&workspace::programs())?));
+        variables.push(json!({ "doorbell_programs": of(&workspace::programs())? }).to_string());
     }
     say!("setting both hosts up by ansible/site.yml ({})", nodes.in_words());
     playbook::run(inventory, "site.yml", &variables, &logs.join("site.log"))?;

@@ -44,7 +44,7 @@ impl Inventory {
     }
 }
 
-/// `ansible-playbook` with `variables` of the form `NAME=VALUE`.
+/// `ansible-playbook` with `variables` of the form `NAME=VALUE`, or a JSON object.
 fn command(inventory: &Inventory, playbook: &str, variables: &[String]) -> Command {
     let ansible = workspace::root().join("ansible");
     let mut command = Command::new("ansible-playbook");
@@ -58,7 +58,7 @@ fn command(inventory: &Inventory, playbook: &str, variables: &[String]) -> Comma
     command
 }
 
-/// Runs `playbook` with `variables` of the form `NAME=VALUE`. Error: what went wrong on which host, and the log's path.
+/// Runs `playbook` with `variables` of the form `NAME=VALUE`, or a JSON object. Error: what went wrong on which host, and the log's path.
 pub fn run(inventory: &Inventory, playbook: &str, variables: &[String], log: &Path) -> Result<()> {
     let ended = run_logged(&mut command(inventory, playbook, variables), log, LIMIT)?;
     if ended == Ended::Well {

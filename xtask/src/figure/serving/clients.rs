@@ -130,8 +130,9 @@ fn hear(client: &mut Started, since: Instant, seconds: f64) -> Result<HeardClien
         let said = client.json_of(&["live", "run"], SILENCE).context("a client")?;
         if said["kind"] == "run" {
             bench::ended(client, &said, since)?;
-            let used =
-                looks.map(|[first, last]| (last.0.since(&first.0, last.1 - first.1), last.2 - first.2));
+            let used = looks.map(|[first, last]| {
+                (last.0.since(&first.0, last.1 - first.1), last.2.saturating_sub(first.2))
+            });
             return Ok(HeardClient { heard, run: said, used });
         }
         let answered = said["answered"].as_u64().context("a client's line `live` has no answered")?;
@@ -160,7 +161,7 @@ fn together(heard: &[&Heard]) -> Option<([f64; 2], Vec<f64>)> {
     let rate = |one: &&Heard| {
         let first = one.iter().find(|(at, _)| *at >= begin)?;
         let last = one.iter().rev().find(|(at, _)| *at <= end)?;
-        (last.0 > first.0).then(|| (last.1 - first.1) as f64 / (last.0 - first.0))
+        (last.0 > first.0).then(|| last.1.saturating_sub(first.1) as f64 / (last.0 - first.0))
     };
     Some(([begin, end], heard.iter().map(rate).collect::<Option<Vec<f64>>>()?))
 }
