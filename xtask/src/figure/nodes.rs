@@ -144,16 +144,19 @@ impl Nodes {
         Some(move || others.as_ref()?.cores_beside(self.seconds()? - before))
     }
 
-    /// Refuses a device that is not there, or is no ConnectX: what is measured on a card is called hardware.
+    /// Refuses a device that is not there, is no ConnectX, or is that of both hosts: what is measured between two cards is called hardware.
     pub fn check_cards(&self) -> Result<()> {
         let Some(devices) = self.devices() else { return Ok(()) };
+        let mut machines = Vec::new();
         for (host, device) in self.hosts.iter().zip(devices) {
             let link = format!("{}/class/infiniband/{device}/device/driver", host.sys);
             // An error is then one of the login.
-            let words = ["sh", "-c", "readlink \"$1\" || true", "sh", &link];
+            let words = ["sh", "-c", "echo \"$(readlink \"$1\")\"; cat /etc/machine-id || true", "sh", &link];
             let said = output(&mut host.command(&words)?, WAIT)
                 .with_context(|| format!("looking for the card of {}", host.name))?;
-            let driver = said.trim().rsplit('/').next().unwrap_or_default();
+            let (link, machine) = said.split_once('\n').unwrap_or((&said, ""));
+            machines.push(machine.trim().to_owned());
+            let driver = link.trim().rsplit('/').next().unwrap_or_default();
             let why = match driver {
                 "mlx5_core" => continue,
                 "" => "is not there".to_owned(),
@@ -164,6 +167,14 @@ impl Nodes {
             return Err(refused(format!(
                 "{}: its experiment_device `{device}` {why}; an empty experiment_device is the software NIC",
                 host.name
+            )));
+        }
+        let [one, other] = [&self.hosts[0], &self.hosts[1]].map(|host| &host.name);
+        if devices[0] == devices[1] && machines[0] == machines[1] && !machines[0].is_empty() {
+            return Err(refused(format!(
+                "{one} and {other} are one machine, and `{}` is the card of both: packets would not leave it; name two cards, or measure \
+                 there with --nic",
+                devices[0]
             )));
         }
         Ok(())
@@ -216,6 +227,9 @@ mod tests {
             let error = fault(name, ssh).unwrap();
             assert!(error.is::<Refused>() && error.to_string().contains(words), "{error:#}");
         }
+        let said = "echo ../mlx5_core; echo 3f2a";
+        let error = fault("one", said).unwrap();
+        assert!(error.is::<Refused>() && error.to_string().contains("a and b are one machine"), "{error:#}");
         let error = fault("login", "exit 255").unwrap();
         let said = format!("{error:#}");
         assert!(
