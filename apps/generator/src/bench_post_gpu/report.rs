@@ -119,7 +119,7 @@ impl Spread {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Sides {
     /// The peer's, or the original's.
     pub theirs: Option<Spread>,
@@ -147,9 +147,8 @@ pub struct Measured {
     signal_every: Option<u32>,
     room: &'static str,
     ring: Place,
-    theirs: Option<Spread>,
-    early: Option<Spread>,
-    strict: Option<Spread>,
+    #[serde(flatten)]
+    sides: Sides,
     /// Ours ÷ gpunetio, or the original ÷ ours.
     ratio_early: Option<f64>,
     ratio_strict: Option<f64>,
@@ -169,12 +168,11 @@ impl Measured {
             Ok(sides) => (sides, None),
             Err(error) => (Sides::default(), Some(error)),
         };
-        let Sides { theirs, early, strict } = sides;
         let ratio = |ours: &Option<Spread>| {
-            let (ours, theirs) = (ours.as_ref()?, theirs.as_ref()?);
+            let (ours, theirs) = (ours.as_ref()?, sides.theirs.as_ref()?);
             Some(row.ratio(ours.p50_ns, theirs.p50_ns))
         };
-        let (ratio_early, ratio_strict) = (ratio(&early), ratio(&strict));
+        let (ratio_early, ratio_strict) = (ratio(&sides.early), ratio(&sides.strict));
         let verdict = row.required.zip(ratio_early);
         let case = row.ours(Order::Early);
         let [our_calls, their_calls] = row.calls();
@@ -199,11 +197,9 @@ impl Measured {
             ratio_strict,
             required: row.required,
             verdict: verdict.map(|(required, ratio)| if required.is_met(ratio) { "met" } else { "missed" }),
-            content_ok: error.is_none() && early.is_some(),
+            content_ok: error.is_none() && sides.early.is_some(),
             no_peer: no_peer.filter(|_| row.is_beside_peer()).map(str::to_owned),
-            theirs,
-            early,
-            strict,
+            sides,
             error,
         }
     }
@@ -225,7 +221,7 @@ impl Measured {
             (ours, theirs) if ours == theirs => String::new(),
             (ours, theirs) => format!("  calls a doorbell: {ours} against {theirs}"),
         };
-        let nic = self.early.as_ref().and_then(|early| early.nic_p50_ns);
+        let nic = self.sides.early.as_ref().and_then(|early| early.nic_p50_ns);
         let nic = nic.map_or(String::new(), |ns| format!("  played NIC {ns:.1}"));
         let verdict = match (self.required, self.verdict) {
             (Some(Required::AtMost(most)), Some(verdict)) => format!("  at most {most}: {verdict}"),
@@ -235,9 +231,9 @@ impl Measured {
         format!(
             "{:<64}{}{}{}{verdict}{calls}{nic}",
             self.row,
-            side(them, &self.theirs, None),
-            side("early", &self.early, self.ratio_early),
-            side("strict", &self.strict, self.ratio_strict)
+            side(them, &self.sides.theirs, None),
+            side("early", &self.sides.early, self.ratio_early),
+            side("strict", &self.sides.strict, self.ratio_strict)
         )
     }
 }
