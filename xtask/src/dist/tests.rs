@@ -385,6 +385,8 @@ fn of_nobody(folder: &Path) {
 fn run_step(step: &str, tarball: &Path, out: &Path) -> std::process::Output {
     let mut bash = bash_of_nobody();
     bash.args(["-c", step]).env("RUNNER_TEMP", out).env("GITHUB_PATH", out.join("paths"));
+    // That of the suite may lie in a folder of root's alone.
+    bash.env("PATH", "/usr/bin:/bin");
     bash.env("TARBALL", tarball).output().unwrap()
 }
 
