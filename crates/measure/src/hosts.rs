@@ -66,6 +66,12 @@ impl Hosts {
                 pair.ip(side, &["link", "set", interface, "up"])?;
             }
         }
+        // The kernel puts a queue behind an interface a moment after the carrier came, a second at worst on a busy machine. What is sent
+        // before is lost, and the third lost ARP request makes a connect fail.
+        for side in [0, 1] {
+            let says_up = || pair.ip(side, &["link", "show", "wire"]).map(|said| said.contains("state UP"));
+            until("the cable is not up", || says_up().unwrap_or(false))?;
+        }
         Ok(pair)
     }
 
@@ -74,14 +80,19 @@ impl Hosts {
         entered(&self.holders[side], self.of_own_user)
     }
 
-    fn ip(&self, side: usize, arguments: &[&str]) -> Result<(), String> {
+    /// What `ip` says on a side.
+    fn ip(&self, side: usize, arguments: &[&str]) -> Result<String, String> {
         let mut words = self.enter(side);
         words.push("ip".into());
         words.extend(arguments.iter().map(|&argument| argument.to_owned()));
         let output =
             Command::new(&words[0]).args(&words[1..]).output().map_err(|e| format!("{}: {e}", words[0]))?;
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        if output.status.success() { Ok(()) } else { Err(format!("ip {}: {said}", arguments.join(" "))) }
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        } else {
+            Err(format!("ip {}: {said}", arguments.join(" ")))
+        }
     }
 }
 
@@ -89,6 +100,18 @@ fn allowed(command: &[&str]) -> bool {
     let mut command_line = Command::new(command[0]);
     command_line.args(&command[1..]).stdout(Stdio::null()).stderr(Stdio::null());
     command_line.status().is_ok_and(|status| status.success())
+}
+
+/// Waits for ten seconds at most. Error: `late`.
+fn until(late: &str, mut is_so: impl FnMut() -> bool) -> Result<(), String> {
+    let begun = Instant::now();
+    while !is_so() {
+        if begun.elapsed() > Duration::from_secs(10) {
+            return Err(late.to_owned());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
 }
 
 /// Starts a process that stays in the namespace that the words lead to, and waits until it is there.
@@ -99,13 +122,7 @@ fn hold(mut words: Vec<String>) -> Result<NamespaceHolder, String> {
     let is_sleeping = || {
         fs::read_to_string(format!("/proc/{}/comm", holder.0.id())).is_ok_and(|name| name.trim() == "sleep")
     };
-    let begun = Instant::now();
-    while !is_sleeping() {
-        if begun.elapsed() > Duration::from_secs(10) {
-            return Err(format!("{} does not begin", words.join(" ")));
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until(&format!("{} does not begin", words.join(" ")), is_sleeping)?;
     Ok(holder)
 }
 
