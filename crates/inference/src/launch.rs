@@ -275,8 +275,7 @@ impl StepOf<'_> {
         if groups == 1 && is_single && self.is_pointwise(&words) {
             return self.pointwise(residual, words);
         }
-        let residual = residual.map_or(Argument::Null, |source| self.argument(source));
-        let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
+        let arguments = self.convolution_arguments(residual);
         let (kernel, blocks, threads) = if groups == 1 {
             let pixels = if self.plan.format.precision == Precision::Half { HALF_PIXELS } else { TILE };
             let of_slot = matches!(self.step.reads[0], Source::Input(_));
@@ -314,9 +313,14 @@ impl StepOf<'_> {
         let warps = words[0].div_ceil(POINTWISE_DEPTH).next_power_of_two().min(POINTWISE_WARPS);
         let of_block = POINTWISE * POINTWISE_WARPS / warps;
         let blocks = [(rows * columns).div_ceil(POINTWISE), outputs.div_ceil(of_block), batch];
-        let residual = residual.map_or(Argument::Null, |source| self.argument(source));
-        let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
+        let arguments = self.convolution_arguments(residual);
         self.launch(both!("pointwise"), blocks, 32 * POINTWISE_WARPS, arguments, Argument::Conv(words))
+    }
+
+    /// What a kernel of a convolution is given before its shape.
+    fn convolution_arguments(&self, residual: Option<Source>) -> Vec<Argument> {
+        let residual = residual.map_or(Argument::Null, |source| self.argument(source));
+        vec![self.read(0), self.read(1), self.bias(), residual, self.write()]
     }
 
     /// `struct convolution` without window and groups.
