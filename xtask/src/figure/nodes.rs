@@ -147,15 +147,21 @@ impl Nodes {
     /// Refuses a device that is not there, is no ConnectX, or is that of both hosts: what is measured between two cards is called hardware.
     pub fn check_cards(&self) -> Result<()> {
         let Some(devices) = self.devices() else { return Ok(()) };
-        let mut machines = Vec::new();
+        let mut cards = Vec::new();
         for (host, device) in self.hosts.iter().zip(devices) {
-            let link = format!("{}/class/infiniband/{device}/device/driver", host.sys);
+            let card = format!("{}/class/infiniband/{device}", host.sys);
             // An error is then one of the login.
-            let words = ["sh", "-c", "echo \"$(readlink \"$1\")\"; cat /etc/machine-id || true", "sh", &link];
+            let words = [
+                "sh",
+                "-c",
+                "echo \"$(readlink \"$1/device/driver\")\"; cat \"$1/node_guid\" || true",
+                "sh",
+                &card,
+            ];
             let said = output(&mut host.command(&words)?, WAIT)
                 .with_context(|| format!("looking for the card of {}", host.name))?;
-            let (link, machine) = said.split_once('\n').unwrap_or((&said, ""));
-            machines.push(machine.trim().to_owned());
+            let (link, guid) = said.split_once('\n').unwrap_or((&said, ""));
+            cards.push(guid.trim().to_owned());
             let driver = link.trim().rsplit('/').next().unwrap_or_default();
             let why = match driver {
                 "mlx5_core" => continue,
@@ -169,12 +175,11 @@ impl Nodes {
                 host.name
             )));
         }
-        let [one, other] = [&self.hosts[0], &self.hosts[1]].map(|host| &host.name);
-        if devices[0] == devices[1] && machines[0] == machines[1] && !machines[0].is_empty() {
+        if cards[0] == cards[1] && !cards[0].is_empty() {
+            let [one, other] = [0, 1].map(|end| format!("`{}` of {}", devices[end], self.hosts[end].name));
             return Err(refused(format!(
-                "{one} and {other} are one machine, and `{}` is the card of both: packets would not leave it; name two cards, or measure \
-                 there with --nic",
-                devices[0]
+                "{one} and {other} are one card (node GUID {}): packets would not leave it; name two cards, or measure there with --nic",
+                cards[0]
             )));
         }
         Ok(())
@@ -229,7 +234,10 @@ mod tests {
         }
         let said = "echo ../mlx5_core; echo 3f2a";
         let error = fault("one", said).unwrap();
-        assert!(error.is::<Refused>() && error.to_string().contains("a and b are one machine"), "{error:#}");
+        assert!(
+            error.is::<Refused>() && error.to_string().contains("of b are one card (node GUID 3f2a)"),
+            "{error:#}"
+        );
         let error = fault("login", "exit 255").unwrap();
         let said = format!("{error:#}");
         assert!(

@@ -210,7 +210,7 @@ fn a_cards_counters_are_read_on_the_host_that_has_it() {
         ln -s ../../../../bus/pci/drivers/mlx5_core device/driver
         for name in port_xmit_packets port_rcv_packets; do echo 5 > ports/1/counters/$name; done";
     for node in ["node1", "node2"] {
-        assert!(bed.on(node, card).ok);
+        assert!(bed.on(node, &format!("{card}; echo {node} > node_guid")).ok);
     }
     let folder = programs(&bed, "counts", COUNTS).display().to_string();
     let device =
