@@ -23,8 +23,6 @@ pub(super) struct Core<M> {
     pub schedule: Schedule,
     pub wqe_fetch: WqeFetch,
     pub payload_scatter: PayloadScatter,
-    /// The line about a missing route was logged.
-    pub explained_no_route: bool,
 }
 
 impl<M> Core<M> {
@@ -40,7 +38,6 @@ impl<M> Core<M> {
             schedule: Schedule::default(),
             wqe_fetch: WqeFetch::default(),
             payload_scatter: PayloadScatter::new(config.relaxed_ordering),
-            explained_no_route: false,
         }
     }
 }

@@ -68,6 +68,8 @@ pub(super) struct Path {
     /// How the peer is reached. Over the wire its queue sends and takes packets.
     pub way: Way,
     pub address: PathAddress,
+    /// That no route leads to the peer was said.
+    pub explained: bool,
 }
 
 /// What a QP owes its peer.
@@ -154,7 +156,14 @@ impl Qp {
             signal_all,
             state: QpState::Reset,
             attributes: ModifyQp::default(),
-            path: Path { device, port, port_mtu, way: Way::Nowhere, address: PathAddress::default() },
+            path: Path {
+                device,
+                port,
+                port_mtu,
+                way: Way::Nowhere,
+                address: PathAddress::default(),
+                explained: false,
+            },
             sq: SendQueue::new(ring, doorbell, cqs[0], send_scatter),
             rq,
             responses: Responses::default(),

@@ -211,11 +211,13 @@ impl<M: Memory> Core<M> {
         };
         let wire = framing::record_bytes(self.ports.link_layer, packet, carried, mtu);
         self.ports.count(counters, port, packet, (wire, carried), retransmission);
-        if way == Way::Nowhere && datagram {
-            self.explain_no_route(qp.qpn, port, &request.path);
-        }
         // Of a READ the request has left, which has none of its bytes.
-        Ok(if packet.payload.length > 0 { carried } else { length })
+        let sent = if packet.payload.length > 0 { carried } else { length };
+        if way == Way::Nowhere && datagram {
+            let path = request.path;
+            self.explain_no_route(qp, &path);
+        }
+        Ok(sent)
     }
 
     /// Completes what is done, in the order of posting.

@@ -9,31 +9,36 @@ use roce::wire::Gid;
 use roce::wire::ip_of;
 
 use super::core::Core;
-use super::model::GidKind;
+use super::model::{GidEntry, GidKind};
 use super::qp::Qp;
 use crate::carrier::{Carrier, PathAddress};
 use crate::config::LinkLayer;
 use crate::reason::About;
 
 impl<M> Core<M> {
-    /// Says once that no route leads from a GID of this port to that of a peer, and which GID may have one.
+    /// Says once a queue that no route leads to a peer's address, and which GID may have one.
     #[cold]
-    pub(super) fn explain_no_route(&mut self, qpn: u32, port: usize, path: &PathAddress) {
-        let gids = &self.ports.configs[port].gids;
-        let is_way =
-            |index: &usize| gids[*index].kind == GidKind::RoceV2 && ip_of(Gid(gids[*index].gid)).is_some();
-        let Some(index) =
-            (0..gids.len()).find(is_way).filter(|_| self.ports.wire && !self.explained_no_route)
-        else {
+    pub(super) fn explain_no_route(&mut self, qp: &mut Qp, path: &PathAddress) {
+        if std::mem::replace(&mut qp.path.explained, true) {
             return;
+        }
+        let port = &self.ports.configs[qp.path.port];
+        let ends = match port.link_layer {
+            LinkLayer::Ib => format!("LID {} from LID {}", path.dlid, path.slid),
+            LinkLayer::Roce => {
+                format!("{} from {}", Ipv6Addr::from(path.dgid), Ipv6Addr::from(path.sgid))
+            }
         };
-        let [from, to] = [path.sgid, path.dgid].map(Ipv6Addr::from);
-        self.explained_no_route = true;
-        let why = format!(
-            "nothing reaches {to} from {from}: the packets of this NIC are RoCE v2 between IP addresses. Use a GID such as \
-             index {index} at both ends (`-x {index}` of perftest); index 0, which many programs take, is RoCE v1"
-        );
-        self.host.explain(About::Qp(qpn, None), "no-route", why);
+        let is_way = |gid: &GidEntry| gid.kind == GidKind::RoceV2 && ip_of(Gid(gid.gid)).is_some();
+        let why = match port.gids.iter().position(is_way).filter(|_| self.ports.wire) {
+            Some(index) => format!(
+                "the packets of this NIC are RoCE v2 between IP addresses. Use a GID such as index {index} at both ends \
+                 (`-x {index}` of perftest); index 0, which many programs take, is RoCE v1"
+            ),
+            None => "no NIC of this fabric has that address (`softnic ctl list` says which it has), and this one sends no packets there"
+                .to_owned(),
+        };
+        self.host.explain(About::Qp(qp.qpn, None), "no-route", format!("nothing reaches {ends}: {why}"));
     }
 
     /// Why a peer let all retries of a queue time out.

@@ -1,6 +1,9 @@
 //! Every error completion, stalled queue and failed CQ has a reason: which check failed, on which value, and what would help.
 
+use std::net::IpAddr;
+
 use mlx5_device::command::ModifyQp;
+use mlx5_device::config::{LinkLayer, LinkPath};
 use mlx5_device::counters::name_of;
 use mlx5_device::doorbell::PATIENCE_NS;
 use mlx5_device::faults::{Injection, InjectionKind};
@@ -10,6 +13,7 @@ use mlx5_device::{About, Reason};
 use mlx5_layout::CqeSyndrome;
 use mlx5_layout::doorbell::Doorbell;
 use mlx5_layout::send_wqe::DataPointer;
+use roce::wire::gid_of;
 
 use crate::machine::{ALL, Driver, Setup, on_the_wire, syndrome};
 
@@ -207,13 +211,28 @@ fn records_that_cannot_be_read_and_a_failed_srq_have_reasons() {
 }
 
 #[test]
-fn a_peer_without_a_route_has_a_reason_that_names_a_gid_that_has_one() {
+fn each_queue_whose_peer_has_no_route_has_a_reason_that_says_what_would_have_one() {
     let mut driver = Driver::new(on_the_wire("why-route"));
-    let qp = driver.create_qp(QpShape::default());
-    let mut attributes = driver.attributes(driver.qp(qp).qpn + 1);
-    // RoCE v1, which has no IP address.
-    attributes.address.sgid_index = 0;
-    attributes.address.dgid = Some(driver.nic.ports()[0].gids[0].gid);
-    driver.bring_up(qp, &attributes);
-    check(&driver, "route", qp, "no-route", &["nothing reaches fe80::", "Use a GID such as index "]);
+    for _ in 0..2 {
+        let qp = driver.create_qp(QpShape::default());
+        let mut attributes = driver.attributes(driver.qp(qp).qpn + 1);
+        // RoCE v1, which has no IP address.
+        attributes.address.sgid_index = 0;
+        attributes.address.dgid = Some(driver.nic.ports()[0].gids[0].gid);
+        driver.bring_up(qp, &attributes);
+        check(&driver, "RoCE v1", qp, "no-route", &["nothing reaches fe80::", "Use a GID such as index "]);
+    }
+    let in_memory = Setup::new("why-memory").with(|config| config.path = LinkPath::Shm);
+    let roce = Setup::new("why-roce")
+        .with(|config| (config.link_layer, config.path) = (LinkLayer::Roce, LinkPath::Shm));
+    for (setup, end) in [(in_memory, "LID 999 from LID 1"), (roce, "::ffff:192.0.2.9 from ::ffff:127.0.0.1")]
+    {
+        let mut driver = Driver::new(setup);
+        let qp = driver.create_qp(QpShape::default());
+        let mut attributes = driver.attributes(driver.qp(qp).qpn + 1);
+        attributes.address.dlid = 999;
+        attributes.address.dgid = attributes.address.dgid.map(|_| gid_of(IpAddr::from([192, 0, 2, 9])).0);
+        driver.bring_up(qp, &attributes);
+        check(&driver, end, qp, "no-route", &["nothing reaches ", end, "this one sends no packets there"]);
+    }
 }
