@@ -50,12 +50,16 @@ pub struct Failure {
 
 /// What would help after a refusal; `EINVAL` has as many causes as there are checks: by a word of its sentence.
 fn help(error: &CommandError) -> &'static str {
-    const OF_EINVAL: [(&str, &str); 5] = [
+    const OF_EINVAL: [(&str, &str); 9] = [
         ("does not exist", "name what this open has made, and has not destroyed"),
         (" at most", "`ibv_devinfo -v` says what this NIC takes"),
         (" is above ", "`ibv_devinfo -v` says what this NIC takes"),
         (" is not in ", "take a value of that range"),
         (" needs ", "add what is missing"),
+        ("aligned", "give an address or offset that is a multiple of it"),
+        ("power of two", "round it up to the next power of two"),
+        (" neither ", "take one of the two"),
+        (" beyond ", "`ibv_devinfo -v` says what this NIC takes"),
     ];
     match error.errno {
         libc::EBUSY => "destroy its users first",
@@ -173,6 +177,9 @@ mod tests {
             (libc::EINVAL, "SRQ limit 9: 8 at most", "`ibv_devinfo -v`"),
             (libc::EINVAL, "rq_wqe_shift 3 is not in 4..=9", "a value of that range"),
             (libc::EINVAL, "moving from Init to Rtr needs PATH_MTU too", "add what is missing"),
+            (libc::EINVAL, "cqe 8 plus 1 is no power of two", "next power of two"),
+            (libc::EINVAL, "cqe_size 32 is neither 64 nor 128", "one of the two"),
+            (libc::EINVAL, "record 0x1004 is not aligned to 64 bytes", "a multiple of it"),
             (libc::EINVAL, "CONNECT without parameters", "manual page"),
             (libc::EOPNOTSUPP, "DEVX", "docs/soft-nic.md"),
             (libc::EPROTONOSUPPORT, "MR.ADVISE_MR", "docs/soft-nic.md"),
