@@ -227,8 +227,10 @@ fn configuration(run: &Run, given: &ArgMatches) -> Result<Config> {
         }
     }
     prepare_wire(&mut config)?;
-    if config.reorder > 0.0 && config.path == LinkPath::Shm {
-        eprintln!("softnic: reorder does nothing on path shm: shared memory keeps its order; take path wire");
+    if config.reorder > 0.0 && config.path != LinkPath::Wire {
+        eprintln!(
+            "softnic: reorder does nothing between NICs of this host's fabric: shared memory keeps its order; take path wire"
+        );
     }
     if let Some(file) = &mut config.stats {
         (*file, _) = appendable("stats file", file, 0o666)?;

@@ -14,6 +14,8 @@ use crate::span::Span;
 pub struct Settings {
     /// Probability, 0 to 1, that a packet is lost on its way out; in shared memory a message stands for a packet.
     pub loss: Option<f64>,
+    /// Probability, 0 to 1, that later packets arrive before a packet; shared memory keeps its order.
+    pub reorder: Option<f64>,
     /// Where the generator of losses begins.
     pub seed: Option<u64>,
     /// One-way delay of what leaves.
@@ -31,6 +33,7 @@ impl fmt::Display for Settings {
         };
         let words = [
             ("loss", self.loss.map(|loss| loss.to_string())),
+            ("reorder", self.reorder.map(|reorder| reorder.to_string())),
             ("seed", self.seed.map(|seed| seed.to_string())),
             ("delay", self.delay.map(|delay| delay.to_string())),
             ("rate-gbps", rate(self.rate_gbps)),
@@ -78,8 +81,10 @@ impl fmt::Display for Injection {
 impl Settings {
     /// Refuses what is out of range, in a sentence.
     pub(super) fn check(&self) -> Result<(), String> {
-        if let Some(loss) = self.loss.filter(|loss| !(0.0..=1.0).contains(loss)) {
-            return Err(format!("a loss of {loss}; 0 to 1 is possible"));
+        for (name, share) in [("loss", self.loss), ("reorder", self.reorder)] {
+            if let Some(share) = share.filter(|share| !(0.0..=1.0).contains(share)) {
+                return Err(format!("a {name} of {share}; 0 to 1 is possible"));
+            }
         }
         if let Some(rate) = self.rate_gbps.flatten().filter(|rate| !(0.001..=1000.0).contains(rate)) {
             return Err(format!("a rate of {rate} Gbit/s; 0.001 to 1000 is possible"));

@@ -141,6 +141,7 @@ impl Impairment {
     /// Changes what is set, but for the delay, which the carrier has.
     pub(super) fn set(&mut self, settings: &Settings, now: Now) {
         self.loss = settings.loss.unwrap_or(self.loss);
+        self.reorder = settings.reorder.unwrap_or(self.reorder);
         self.random = settings.seed.map_or(self.random, |seed| seed ^ self.address);
         if let Some(rate) = settings.rate_gbps {
             self.shapers.fill(TokenBucket::new(rate, now));

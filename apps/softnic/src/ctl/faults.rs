@@ -41,7 +41,10 @@ pub struct Set {
     /// Probability, 0 to 1, that a packet that leaves is lost; in shared memory a message, however long, stands for a packet.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     loss: Option<f64>,
-    /// Seed of the losses: with the same seed the same traffic from the same address loses the same packets.
+    /// Probability, 0 to 1, that up to three later packets arrive before a packet; shared memory keeps its order.
+    #[arg(long, value_name = "P", allow_hyphen_values = true)]
+    reorder: Option<f64>,
+    /// Seed of both: with the same seed the same traffic from the same address loses the same packets.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// One-way delay of what this NIC sends, 0 to 1s, for example 250us; 0: none. Messages in flight keep their time.
@@ -139,12 +142,14 @@ pub fn link(Link { pid, state, device, port }: &Link) -> Result<()> {
 }
 
 pub fn set(set: &Set) -> Result<()> {
-    let Set { loss, seed, delay, .. } = *set;
+    let Set { loss, reorder, seed, delay, .. } = *set;
     let [rate_gbps, messages_per_second] =
         [set.rate_gbps, set.messages_per_second].map(|limit| limit.map(|limit| limit.0));
-    let settings = Settings { loss, seed, delay, rate_gbps, messages_per_second };
+    let settings = Settings { loss, reorder, seed, delay, rate_gbps, messages_per_second };
     if settings == Settings::default() {
-        bail!("nothing to set; give --loss, --seed, --delay, --rate-gbps or --messages-per-second");
+        bail!(
+            "nothing to set; give --loss, --reorder, --seed, --delay, --rate-gbps or --messages-per-second"
+        );
     }
     ask(set.pid, &Request::Set(settings))
 }

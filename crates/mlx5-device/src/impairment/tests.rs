@@ -73,6 +73,7 @@ fn without_anything_to_do_the_carrier_is_used_as_it_is() {
     let none = Settings::default();
     for (asked, lifted) in [
         (Settings { loss: Some(0.1), ..none }, Settings { loss: Some(0.0), ..none }),
+        (Settings { reorder: Some(0.1), ..none }, Settings { reorder: Some(0.0), ..none }),
         (Settings { rate_gbps: Some(Some(1.0)), ..none }, Settings { rate_gbps: Some(None), ..none }),
         (
             Settings { messages_per_second: Some(Some(1.0)), ..none },

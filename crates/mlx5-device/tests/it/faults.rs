@@ -209,6 +209,7 @@ fn what_cannot_be_set_changes_nothing() {
     for (settings, words) in [
         (Settings { loss: Some(1.1), ..none }, "a loss of 1.1"),
         (Settings { loss: Some(f64::NAN), ..none }, "0 to 1"),
+        (Settings { reorder: Some(-0.5), ..none }, "a reorder of -0.5"),
         (Settings { rate_gbps: Some(Some(0.0)), ..none }, "a rate of 0"),
         (Settings { messages_per_second: Some(Some(f64::INFINITY)), ..none }, "inf messages a second"),
         (Settings { loss: Some(0.5), messages_per_second: Some(Some(0.0)), ..none }, "0 messages a second"),

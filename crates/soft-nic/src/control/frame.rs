@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use crate::os::unix_stream::Stream;
 
 /// Of the conversation, both ways.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 pub const MAX_REQUEST_BYTES: usize = 1024;
 pub const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn a_message_is_its_magic_version_length_and_value() {
         let bytes = encode(&"h");
-        assert_eq!(bytes, b"softnctl\x03\0\0\0\x02\0\0\0\x01h");
+        assert_eq!(bytes, b"softnctl\x04\0\0\0\x02\0\0\0\x01h");
         let header: [u8; 16] = bytes[..16].try_into().unwrap();
         assert_eq!(length_of(&header, 2).unwrap(), 2);
         for (at, byte, max, words) in [

@@ -72,6 +72,7 @@ mod tests {
     fn what_is_written_is_what_is_read() {
         let all = Settings {
             loss: Some(0.01),
+            reorder: Some(0.5),
             seed: Some(u64::MAX),
             delay: Some("250us".parse().unwrap()),
             rate_gbps: Some(Some(2.5)),

@@ -123,8 +123,8 @@ fn bad_callers_are_told_so_or_left_alone_and_the_nic_goes_on() {
     for (number, bytes, words) in [
         (1, &b"GET / HTTP/1.1\r\n\r\n"[..], "what came is no message of softnic ctl"),
         (2, &header, "version 77"),
-        (3, b"softnctl\x03\0\0\0\xff\xff\xff\xff", "a message of 4294967295 bytes, 1024 are allowed"),
-        (4, b"softnctl\x03\0\0\0\x01\0\0\0\xff", "a message that this softnic does not know"),
+        (3, b"softnctl\x04\0\0\0\xff\xff\xff\xff", "a message of 4294967295 bytes, 1024 are allowed"),
+        (4, b"softnctl\x04\0\0\0\x01\0\0\0\xff", "a message that this softnic does not know"),
         (5, &encode(&"reboot"), "a message that this softnic does not know"),
         (6, &encode(&()), "a message that this softnic does not know"),
         (7, &encode(&late), "a delay of 60000001 µs; 60000000 is the longest"),

@@ -17,7 +17,7 @@ use crate::link::record;
 const MAGIC: [u8; 8] = *b"\x89softnic";
 
 /// Version of the format, and of what the entries in it mean; messages of shared memory are as in its records.
-pub const VERSION: u64 = 9 << 32 | record::VERSION as u64;
+pub const VERSION: u64 = 10 << 32 | record::VERSION as u64;
 
 fn shown(version: u64) -> String {
     format!("{}.{}", version >> 32, version as u32)

@@ -351,7 +351,8 @@ fn a_file_that_is_cut_off_damaged_or_foreign_is_refused_in_one_line() {
     let mut newer = whole;
     let of_records = crate::link::VERSION;
     newer[8] = of_records as u8 + 1;
-    let words = format!("a recording of version 9.{}, and this softnic reads 9.{of_records}", of_records + 1);
+    let words =
+        format!("a recording of version 10.{}, and this softnic reads 10.{of_records}", of_records + 1);
     assert!(refused(&newer, "newer").contains(&words));
 }
 
@@ -509,12 +510,13 @@ fn commands_are_encoded_as_in_this_version_of_the_format() {
     let mr = RegMr { start: 1, length: 2, iova: 3, pd: 4, access: 5 };
     let address = AddressVector { dlid: 1, dgid: Some([2; 16]), sgid_index: 3, ..AddressVector::default() };
     let modify = ModifyQp { mask: 1, state: 2, path_mtu: 3, rq_psn: 4, address, ..ModifyQp::default() };
-    let settings = Settings { loss: Some(0.25), rate_gbps: Some(None), ..Settings::default() };
+    let settings =
+        Settings { loss: Some(0.25), reorder: Some(0.5), rate_gbps: Some(None), ..Settings::default() };
     let kind = InjectionKind::ErrorCqe(mlx5_layout::CqeSyndrome::WrFlush);
     let bytes =
         postcard::to_allocvec(&(shape, cq, mr, modify, settings, Injection { qpn: 7, kind })).unwrap();
     let sum = format::checksum(bytes.iter().map(|byte| u64::from(*byte)));
-    assert_eq!((format::VERSION >> 32, bytes.len(), sum), (9, 77, 11_380_349_224_754_604_792));
+    assert_eq!((format::VERSION >> 32, bytes.len(), sum), (10, 86, 8_788_408_251_536_079_889));
     let back: (QpCap, CreateCq, RegMr, ModifyQp, Settings, Injection) = postcard::from_bytes(&bytes).unwrap();
     assert_eq!((back.0, back.4, back.5), (shape, settings, Injection { qpn: 7, kind }));
 }
