@@ -1,9 +1,9 @@
-//! What a WRITE costs in the device alone: two devices in one process, and between them a queue instead of a link.
+//! What a WRITE costs in the device alone: two devices in one process, joined by a queue instead of a link.
 //!
-//! `cargo run --release -p soft-nic --example device` prints one line of JSON. A burst begins with the doorbell of its WQEs and ends when
-//! the last CQE is written; both devices are driven in turns, and each one's time is told apart. What the program does is not timed:
-//! laying WQEs, reading CQEs. The copy of the payload from region to region is the responder's. For instructions by function:
-//! `valgrind --tool=callgrind --toggle-collect='device::round'`.
+//! `cargo run --release -p soft-nic --example device` prints one line of JSON. A burst lasts from the
+//! doorbell of its WQEs to its last CQE. Both devices run in turn and are timed apart. The program's work
+//! (laying WQEs, reading CQEs) is not timed. The responder copies the payload from region to region. For
+//! instructions by function: `valgrind --tool=callgrind --toggle-collect='device::round'`.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ const MOST_ROUNDS: u64 = 100_000;
 /// Bursts that are not timed.
 const WARM: usize = 1_000;
 
-/// Messages on their way to one device, each with the memory of its payload. Slots are used again, so that a message is copied once.
+/// Messages in flight to one device, each with its payload's memory. Reused slots: a message is copied once.
 #[derive(Default)]
 struct Lane {
     slots: Vec<(Packet, Segment)>,
@@ -219,7 +219,7 @@ struct Burst {
     responder_ns: u64,
 }
 
-/// Sends `bursts` of `count` WRITEs of `bytes` each. Returns the times of each burst, those to warm up left out.
+/// Sends `bursts` of `count` WRITEs of `bytes` each. Returns the times of each burst after the warm-up.
 fn measure(sides: &mut [Side; 2], bytes: usize, count: usize, bursts: usize) -> Vec<Burst> {
     let [requester, responder] = sides;
     let write = WorkRequest::write(&requester.region, 0, bytes as u32, &responder.region, 0);

@@ -1,7 +1,7 @@
-//! What idle queues cost: bytes of the NIC's own memory for each, and ns that the background walk takes to pass one.
+//! What idle queues cost: bytes of NIC memory for each, and ns that the background walk takes to pass one.
 //!
-//! `cargo run --release -p soft-nic --example idle_queues -- 10000` prints one line of JSON. Rings and records are the program's, and
-//! made before anything is counted; as libmlx5 does it, a record has a cache line, and 64 of them a page.
+//! `cargo run --release -p soft-nic --example idle_queues -- 10000` prints one line of JSON. The program
+//! makes rings and records before it counts anything. As in libmlx5, a record has a cache line, 64 to a page.
 
 use std::time::Instant;
 

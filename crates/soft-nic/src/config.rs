@@ -1,7 +1,7 @@
 //! Configuration of one NIC process: what `nic.toml` and the launcher's options say.
 //!
-//! One table ([`KEYS`]) names every key with its allowed range; parsing, errors and `--help` read it. The launcher writes
-//! the whole of it, normalised, into the environment variable [`CONFIG_VARIABLE`]; the interposer reads it back.
+//! One table ([`KEYS`]) has every key and its allowed range; parsing, errors and `--help` read it. The
+//! launcher writes the whole configuration, normalised, into [`CONFIG_VARIABLE`] for the interposer.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
@@ -37,14 +37,14 @@ pub struct Key {
     pub allowed: &'static str,
     /// What it sets.
     pub meaning: &'static str,
-    /// The launcher's option for it and the name of the option's value, if it takes one, with a space between; empty where there
-    /// is none.
+    /// The launcher's option and the name of the option's value, if it takes one, with a space between; empty
+    /// where there is none.
     pub option: &'static str,
     set: fn(&mut Config, &toml::Value) -> Option<()>,
 }
 
-/// Makes [`Config`], its default and [`KEYS`] from one table. A row has a key's name, type, default, the function that reads
-/// an allowed value, and the texts `allowed`, `meaning` and `option` of [`Key`].
+/// Makes [`Config`], its default and [`KEYS`] from one table. A row has a key's name, type, default, the
+/// function that reads an allowed value, and the texts `allowed`, `meaning` and `option` of [`Key`].
 macro_rules! settings {
     ($($(#[$attribute:meta])* $name:ident: $type:ty = $default:expr, $read:expr, $allowed:literal, $meaning:literal, $option:literal;)+) => {
         /// All settings of one NIC process; [`KEYS`] says what each one means.
@@ -107,7 +107,7 @@ settings! {
     mtu: u16 = 4096, |value| whole(value).filter(|mtu| [256, 512, 1024, 2048, 4096].contains(mtu)),
         "256, 512, 1024, 2048 or 4096",
         "active MTU of the ports in bytes", "mtu BYTES";
-    /// Address of `mlx5_0`, port 1, on RoCE in its GIDs; the n-th port after it gets the n-th after it. Absent: the loopback interface's.
+    /// Address of `mlx5_0`, port 1, on RoCE in its GIDs; each further port has the next. Absent: loopback's.
     ipv4: Option<Ipv4Addr> = None, |value| ipv4(value).map(Some),
         "a unicast IPv4 address, as \"192.168.1.10\", with room for all devices after it",
         "IPv4 address of mlx5_0, port 1, one of this host, on RoCE in its GIDs; each further port has the next address (absent: 127.0.0.1; \
@@ -183,8 +183,8 @@ impl Config {
         }
     }
 
-    /// Where packets come and go: the addresses of each port, when the path asks for a wire. `auto` asks for one when an
-    /// address was given that others can send to.
+    /// Each port's addresses on the wire; none unless the link layer is RoCE and the path asks for a wire.
+    /// `auto` asks for one when an IPv4 address was given that others can send to.
     pub fn wire_addresses(&self) -> Vec<IpAddr> {
         let others_reach = self.ipv4.is_some_and(|address| !address.is_loopback());
         let wanted = match self.path {
@@ -199,8 +199,8 @@ impl Config {
         (0..nic.all_ports()).flat_map(|place| nic.addresses(place)).collect()
     }
 
-    /// How many helper threads long payloads get on so many cores. `auto`: as many as there is room for, beside a NIC, its program
-    /// and as much again for their peer.
+    /// How many helper threads long payloads get on `cores` cores. `auto`: as many as there is room for,
+    /// beside a NIC, its program and as much again for their peer.
     pub fn copy_helpers(&self, cores: usize) -> u8 {
         match self.copy_threads {
             CopyThreads::Auto => (cores / 8).min(2) as u8,

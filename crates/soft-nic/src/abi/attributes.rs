@@ -1,9 +1,9 @@
-//! One verbs ioctl, decoded: header and attributes copied once, checked against the method's table, answers written back.
+//! One verbs ioctl: header and attributes copied once, checked by the method's table, answers written back.
 //!
 //! Follows Linux `drivers/infiniband/core/uverbs_ioctl.c` (which errno for which mistake) and
-//! `rdma/rdma_user_ioctl_cmds.h`. Everything here comes from the program, so nothing is trusted: addresses are read
-//! through [`Memory`], which turns a bad one into `EFAULT`. Left out: arrays of handles and enum attributes (no method
-//! that the NIC knows takes one).
+//! `rdma/rdma_user_ioctl_cmds.h`. Everything comes from the program and is not trusted: addresses are read
+//! through [`Memory`], which turns a bad one into `EFAULT`. Left out: arrays of handles and enum attributes,
+//! which no method that the NIC knows takes.
 
 use mlx5_device::Answer;
 use mlx5_device::command::{CommandError, refusal, refuse_if};
@@ -30,7 +30,7 @@ pub const ANY_OUT: Kind = out(0);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Bytes from the program: at least `min`; what exceeds `max` must be zeros (a newer library's longer struct).
+    /// Bytes from the program, at least `min`; those past `max` must be zeros (a newer library's struct).
     In {
         /// Least length.
         min: u16,
@@ -85,7 +85,7 @@ pub const fn out(min: usize) -> Kind {
     Kind::Out { min: min as u16 }
 }
 
-/// Declares a list of attributes, and a constant for the number of each but those that stand behind the braces.
+/// Declares a list of attributes, and a constant for the number of each except those after the braces.
 macro_rules! specs {
     ($(#[$doc:meta])* $list:ident { $($need:ident $name:ident = $id:literal, $kind:expr;)* } $($more:expr),*) => {
         $(pub const $name: u16 = $id;)*
@@ -120,7 +120,7 @@ pub struct Command<'m> {
 }
 
 impl<'m> Command<'m> {
-    /// Copies and checks the call whose header is at `address`. `find` gives a method's table, and what answers it.
+    /// Copies and checks the call whose header is at `address`. `find` gives a method's table and handler.
     pub fn decode<H>(
         memory: &'m dyn Memory,
         address: u64,
@@ -153,7 +153,7 @@ impl<'m> Command<'m> {
         }
     }
 
-    /// Checks one attribute against its spec and keeps it; unknown optional ones are passed over, as a kernel does.
+    /// Checks one attribute against its spec and keeps it. Skips unknown optional ones, as a kernel does.
     fn take(&mut self, raw: Reader<'_>, address: u64) -> Answer<()> {
         let (id, len, flags) = (raw.u16(attr::id), raw.u16(attr::len), raw.u16(attr::flags));
         let data = raw.u64(attr::data);

@@ -1,4 +1,4 @@
-//! What lies beneath a memory region: the host's memory, a mapped dma-buf, or a GPU's memory. And where queues may lie.
+//! What backs a memory region: host memory, a mapped dma-buf, or GPU memory. Also where queues may lie.
 
 use mlx5_device::Answer;
 use mlx5_device::command::{CommandError, refuse_if};
@@ -30,11 +30,11 @@ pub fn of_addresses(reasons: &Reasons, start: u64, length: u64) -> Answer<Option
     }
 }
 
-/// A piece of a dma-buf, mapped; or, where its exporter lets nobody map it, the GPU's memory that `iova` names.
+/// A mapped piece of a dma-buf or, where its exporter allows no mapping, the GPU memory at `iova`.
 ///
-/// The driver neither imports such a descriptor nor tells what it is of (H200, CUDA 13.0: each export has an inode of its own). So
-/// what is registered is the allocation of this process that lies at `iova`, when the buffer fits in it there: through a
-/// descriptor of anything else nothing of that else is reached. Gives the address too.
+/// The driver neither imports such a descriptor nor tells what it is of (H200, CUDA 13.0: each export has its
+/// own inode). So the allocation of this process at `iova` is registered, when the buffer fits in it there: a
+/// descriptor of anything else gives no access to it. Returns the address too.
 pub fn of_dma_buf(
     reasons: &Reasons,
     recognise: Recognise,

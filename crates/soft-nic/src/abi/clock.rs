@@ -1,8 +1,8 @@
-//! The two clock pages of a context: the running core clock, and the line that turns its ticks into wall-clock time.
+//! The two clock pages of a context: the running core clock, and how its ticks become wall-clock time.
 //!
-//! Layouts as libmlx5's `mlx5_query_rt_values` and `mlx5dv_ts_to_ns` read them. The device's clock counts nanoseconds of
-//! CLOCK_MONOTONIC, as completion timestamps do, so the conversion is an offset. The core clock page is memory, not a
-//! register: it is as fresh as the NIC thread's last look (up to 10 ms when the NIC sleeps).
+//! Layouts as libmlx5's `mlx5_query_rt_values` and `mlx5dv_ts_to_ns` read them. The device's clock counts ns
+//! of CLOCK_MONOTONIC, as completion timestamps do, so the conversion is an offset. The core clock page is
+//! memory, not a register: it is as fresh as the NIC thread's last look (up to 10 ms when the NIC sleeps).
 
 use std::io;
 use std::sync::atomic::Ordering;

@@ -23,8 +23,8 @@ const CORE_SUPPORT: u64 = 1;
 /// `MLX5_LIB_CAP_DYN_UAR`: the library asks for UAR pages one by one. All of rdma-core 39 to 64 do.
 const LIB_CAP_DYN_UAR: u64 = 1 << 1;
 
-/// `MLX5_IB_ALLOC_UCTX_DEVX`: objects made by firmware commands. libmlx5 asks for it at every open, and opens without it when
-/// it is refused; a program that asks for it itself (`MLX5DV_CONTEXT_FLAGS_DEVX`) gets no context, and falls back.
+/// `MLX5_IB_ALLOC_UCTX_DEVX`: objects made by firmware commands. libmlx5 asks at every open, and opens
+/// without when refused. A program that asks (`MLX5DV_CONTEXT_FLAGS_DEVX`) gets no context, and falls back.
 const FLAG_DEVX: u32 = 1;
 
 /// GET_CONTEXT: the device's context for this open.

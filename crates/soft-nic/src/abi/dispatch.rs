@@ -1,8 +1,8 @@
 //! The table of methods, and the dispatch of a verbs ioctl to its family of commands.
 //!
 //! A command runs on the program's thread: decode, device call under the NIC's lock, answer. Follows Linux
-//! `drivers/infiniband/core/uverbs_std_types*.c` for what each method takes and answers. Left out (refused as a kernel without
-//! them does, counted by name): XRC, flows, DEVX, device memory.
+//! `drivers/infiniband/core/uverbs_std_types*.c` for what each method takes and answers. Left out (refused as
+//! a kernel without them does, counted by name): XRC, flows, DEVX, device memory.
 
 use mlx5_device::command::{CommandError, refusal};
 use mlx5_device::{Answer, Commands};
@@ -51,7 +51,7 @@ fn find<D: Commands>(object: u16, method: u16) -> Answer<(Method, Handler<D>)> {
     Ok((Method { name, attributes }, handler))
 }
 
-/// Objects that a kernel knows and this device has not, and what they are for: their methods are `EOPNOTSUPP`, not "unknown".
+/// Objects that a kernel knows and this device lacks, with their use. Their methods are `EOPNOTSUPP`.
 const ABSENT_OBJECTS: &[(u16, &str, &str)] = &[
     (9, "FLOW", "steering"),
     (10, "XRCD", "XRC domains"),

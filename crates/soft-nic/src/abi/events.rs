@@ -1,7 +1,7 @@
 //! Completion channels and asynchronous event files: pipes whose read end the program owns.
 //!
-//! A program reads, polls and makes them non-blocking itself; nothing is interposed. The NIC writes whole events. The unread
-//! events of a destroyed object are taken back, since libibverbs waits until as many are acknowledged as were reported.
+//! The program reads, polls and makes them non-blocking; nothing is interposed. The NIC writes whole events.
+//! A destroyed object's unread events are taken back: libibverbs waits until all are acknowledged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -37,7 +37,7 @@ struct Pipes {
     left: usize,
 }
 
-/// A completion channel, or an asynchronous event file. A context may have several of these; the latest gets the events.
+/// A completion channel or asynchronous event file. A context may have several; the latest gets the events.
 #[derive(Debug)]
 struct EventFile {
     owner: ContextId,
@@ -78,8 +78,8 @@ impl Events {
         Ok(fd)
     }
 
-    /// Lets go of channels that the program has closed and no CQ uses. It may close them in ways that no hook sees, so
-    /// the kernel is asked; only when twice as many are unused as the last search left, since that walks all descriptors.
+    /// Drops channels that the program has closed and no CQ uses. No hook sees every close, so the kernel is
+    /// asked. That walks all descriptors, so twice as many must be unused as the last search left.
     fn sweep(&self) {
         let mut gone: Vec<(u32, u64)> = {
             let pipes = locked(&self.0);
@@ -115,7 +115,7 @@ impl Events {
         }
     }
 
-    /// The channel that this descriptor (or a duplicate) reads, in this context, and what a CQ that reports to it holds.
+    /// The channel that `fd` (or a duplicate) reads in this context, and what a CQ that reports to it holds.
     pub fn channel(&self, context: ContextId, fd: RawFd) -> Option<(u32, Arc<()>)> {
         self.find(context, true, fd)
     }

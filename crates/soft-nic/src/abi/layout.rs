@@ -1,11 +1,11 @@
 //! Byte offsets of the uverbs and mlx5 command structs, restated.
 //!
-//! Sources: Linux UAPI headers `rdma/rdma_user_ioctl_cmds.h`, `rdma/ib_user_verbs.h`, `rdma/ib_user_ioctl_verbs.h`,
-//! `rdma/mlx5-abi.h`, `rdma/rdma_user_cm.h` (Linux 6.1). All fields are native-endian except GUIDs and GIDs. Only fields that the NIC reads or
-//! fills are named; the test compiles every line here against those headers.
+//! Sources: Linux 6.1 UAPI headers `rdma/rdma_user_ioctl_cmds.h`, `rdma/ib_user_verbs.h`,
+//! `rdma/ib_user_ioctl_verbs.h`, `rdma/mlx5-abi.h`, `rdma/rdma_user_cm.h`. Fields are native-endian except
+//! GUIDs and GIDs. Only fields that the NIC uses are named; the test compiles every line against the headers.
 
-/// One C struct: its size, and the offset of each field that is used, by the C name; `name("path")` where that is a path, or where
-/// the device's commands have another name for it.
+/// One C struct: its size, and the offset of each field used, by the C name; `name("path")` where that is a
+/// path, or where the device's commands name it differently.
 macro_rules! layouts {
     ($($(#[$doc:meta])* $module:ident = $c:literal, $size:literal {
         $($field:ident $(($path:literal))? at $offset:literal),* $(,)?
@@ -303,10 +303,10 @@ mod tests {
     use super::*;
     use std::fmt::Write as _;
 
-    /// Answers that newer kernels lengthened, and their sizes there; a driver takes as much as its own headers have.
+    /// Answers that newer kernels lengthened, and sizes there; a driver takes as much as its headers have.
     const LENGTHENED: &[(&str, usize)] = &[("struct mlx5_ib_query_device_resp", 112)];
 
-    /// The headers of the system are the golden source: a C compiler checks every size and offset of this file.
+    /// The system's headers are the golden source: a C compiler checks every size and offset of this file.
     #[test]
     fn every_offset_equals_the_one_in_the_kernel_headers() {
         let headers = [

@@ -1,8 +1,8 @@
 //! The kernel's side of `/dev/infiniband/uverbs*`: open, ioctl, mmap.
 //!
-//! [`attributes`] is how a command is encoded, [`dispatch`] the table of methods, [`server`] what all commands share, and then one
-//! file a command family. Every value comes from the program and is checked
-//! before use; what a command means is the device's to say ([`Commands`](mlx5_device::Commands)).
+//! [`attributes`] is how a command is encoded, [`dispatch`] the table of methods, [`server`] what all
+//! commands share; then one file per command family. Every value comes from the program and is checked before
+//! use. The device ([`Commands`](mlx5_device::Commands)) says what a command means.
 
 mod ah;
 pub mod attributes;

@@ -16,7 +16,7 @@ use super::write::CORE_OUT;
 
 /// `IBV_ACCESS_LOCAL_WRITE`.
 const ACCESS_LOCAL_WRITE: u32 = 1;
-/// What a region in a dma-buf may be allowed: local and remote writes, remote reads, atomics, relaxed ordering.
+/// Access that a dma-buf region may have: local and remote writes, remote reads, atomics, relaxed ordering.
 const ACCESS_DMA_BUF: u32 = 0xf | 1 << 20;
 const PAGE: u64 = 4096;
 
@@ -49,8 +49,8 @@ pub fn reg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, server, input) = (call.context()?, call.server, call.core_in);
     let request = take!(RegMr, reg_mr, input; u64: start, length, iova; u32: pd, access => {});
     let backing = backing::of_addresses(&server.events.1, request.start, request.length)?;
-    // Bringing gigabytes of pages in takes long: not with the lock held, where every queue would wait. The device asks again
-    // and finds them there; whatever is wrong is its to say, in its order.
+    // Faulting in gigabytes takes long, and with the lock held every queue would wait. The device asks again
+    // and finds the pages there; it reports what is wrong, in its own order.
     let _ =
         server.memory.probe(request.start, request.length.max(1), request.access & ACCESS_LOCAL_WRITE != 0);
     let keys = server.nic()?.reg_mr(context, &request)?;
@@ -77,8 +77,8 @@ pub fn rereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     call.command.write(CORE_OUT, &words!(rereg_mr_resp, lkey = keys.lkey, rkey = keys.rkey))
 }
 
-/// MR.REG_DMABUF_MR. Checks in the order of `UVERBS_HANDLER(UVERBS_METHOD_REG_DMABUF_MR)` in `uverbs_std_types_mr.c`, then of
-/// `ib_umem_dmabuf_get`.
+/// MR.REG_DMABUF_MR. Checks in the order of `UVERBS_HANDLER(UVERBS_METHOD_REG_DMABUF_MR)` in
+/// `uverbs_std_types_mr.c`, then of `ib_umem_dmabuf_get`.
 pub fn reg_dma_buf<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, server, command) = (call.context()?, call.server, call.command);
     let pd = command.expect_handle(PD)?;
@@ -114,7 +114,7 @@ pub fn dereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     Ok(())
 }
 
-/// ALLOC_MW. Its mlx5 part, which libmlx5 does not send, may ask for a number of pieces of memory: one is what there is.
+/// ALLOC_MW. Its mlx5 part, not sent by libmlx5, may ask for several pieces of memory: one is supported.
 pub fn alloc_window<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     if let Some(driver) = call.command.input(UHW_IN) {
         let reserved = driver.u8(mlx5_alloc_mw::reserved1) != 0 || driver.u16(mlx5_alloc_mw::reserved2) != 0;

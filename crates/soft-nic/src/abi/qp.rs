@@ -44,8 +44,8 @@ const FLAG_BLOCK_MULTICAST_LOOPBACK: u32 = 1 << 1;
 const FLAG_SIGNAL_ALL: u32 = 1 << 12;
 /// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: `bfreg_index` is the number of a UAR page.
 const MLX5_FLAG_UAR_PAGE: u32 = 1 << 10;
-/// `MLX5_QP_FLAG_SIGNATURE`, `_SCATTER_CQE`, `_BFREG_INDEX`, `_ALLOW_SCATTER_CQE`, `_UAR_PAGE_INDEX`: what the device knows,
-/// if only to refuse it.
+/// `MLX5_QP_FLAG_SIGNATURE`, `_SCATTER_CQE`, `_BFREG_INDEX`, `_ALLOW_SCATTER_CQE`, `_UAR_PAGE_INDEX`: what
+/// the device knows, if only to refuse it.
 const MLX5_FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 8 | MLX5_FLAG_UAR_PAGE;
 /// `IB_QP_*` bits of the plain MODIFY_QP end at `IB_QP_DEST_QPN`.
 const LAST_PLAIN_ATTRIBUTE: u32 = 1 << 20;

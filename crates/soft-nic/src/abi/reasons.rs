@@ -1,5 +1,5 @@
-//! The last reasons why something failed, for `softnic ctl explain`; the first of each kind but a refused command is a line on stderr.
-//! And how often commands were refused because this NIC lacks what they ask for, by name.
+//! Reasons of the last failures, for `softnic ctl explain`. The first of each kind except refused commands is
+//! a line on stderr. Also counts, by name, commands refused because this NIC lacks what they ask for.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -17,14 +17,14 @@ pub const KEPT: usize = 100;
 /// Longest reason: all of them fit into an answer.
 const MAX_BYTES: usize = 500;
 
-/// Kind of refused commands. None is a line on stderr: a program also asks to find out what there is, as which GIDs.
+/// Kind of refused commands, never a line on stderr: programs also ask to learn what exists, such as GIDs.
 const COMMAND: &str = "command";
 
 /// Names of refusals that get a line; a program that tries numbers must not fill its log.
 const SAID: usize = 64;
 
-/// What every libmlx5 asks at each open to learn what there is, and does without: a line for each would be noise in every
-/// program's output.
+/// What every libmlx5 asks at each open to learn what exists, and does without. A line for each would be
+/// noise in every program's output.
 const PROBED: [&str; 3] = ["DEVX method ", "GET_CONTEXT with DEVX", "QUERY_DEVICE: 0 bytes in"];
 
 /// Whether this refusal is of what every open tries in vain.
@@ -48,7 +48,7 @@ pub struct Failure {
     pub text: String,
 }
 
-/// What would help after a refusal; `EINVAL` has as many causes as there are checks: by a word of its sentence.
+/// What would help after a refusal. `EINVAL` has as many causes as checks, told apart by a word of its text.
 fn help(error: &CommandError) -> &'static str {
     const OF_EINVAL: [(&str, &str); 9] = [
         ("does not exist", "name what this open has made, and has not destroyed"),
@@ -126,7 +126,7 @@ impl Reasons {
         self.note_now(About::Command, COMMAND, format!("{command}: {error}; {}", help(error)));
     }
 
-    /// Counts a refusal under its name: how often stands in the process's line of counters. The first is a line on stderr.
+    /// Counts a refusal for the line of counters. The first of a name, unless a probe, is a line on stderr.
     pub fn count_refusal(&self, name: &str, line: &str) {
         let mut kept = locked(&self.0);
         let count = kept.refused.entry(name.to_owned()).or_insert(0);

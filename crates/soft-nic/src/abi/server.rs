@@ -90,8 +90,8 @@ impl<D> Shared<D> {
         self.nic.try_lock().ok().and_then(Locked::new)
     }
 
-    /// Runs something on the NIC unless another thread has it or waits for it; false when that panicked. The lock is inside what catches
-    /// the panic, so no thread gets the NIC again.
+    /// Runs `run` on the NIC unless another thread has the NIC or waits for it; false when `run` panicked.
+    /// The lock is inside what catches the panic, so no thread gets the NIC again.
     pub fn attempt(&self, run: impl FnOnce(&mut D)) -> bool {
         catch_unwind(AssertUnwindSafe(|| {
             if let Some(mut nic) = self.try_poll() {
@@ -190,8 +190,8 @@ impl<D: Commands> Server<D> {
         self.nic().is_ok_and(|nic| nic.port_is_down(usize::from(place)))
     }
 
-    /// An internal error: the NIC is gone for good. Peers see it leave, every open context gets `IBV_EVENT_DEVICE_FATAL`,
-    /// and commands answer `EIO`.
+    /// An internal error: the NIC is gone for good. Peers see it leave, every open context gets
+    /// `IBV_EVENT_DEVICE_FATAL`, and commands answer `EIO`.
     pub fn stop(&self) {
         let nic = locked(&self.nic.nic).take();
         if nic.is_some() {

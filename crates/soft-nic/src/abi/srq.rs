@@ -1,7 +1,7 @@
 //! Shared receive queues: SRQ.CREATE, SRQ.DESTROY, MODIFY_SRQ and QUERY_SRQ.
 //!
-//! Follows Linux `uverbs_std_types_srq.c`, `uverbs_cmd.c`, and `mlx5_ib_create_srq` in `drivers/infiniband/hw/mlx5/srq.c`.
-//! Left out: queues of the types XRC and tag matching.
+//! Follows Linux `uverbs_std_types_srq.c`, `uverbs_cmd.c`, and `mlx5_ib_create_srq` in
+//! `drivers/infiniband/hw/mlx5/srq.c`. Left out: queues of the types XRC and tag matching.
 
 use mlx5_device::command::{CreateSrq, ModifySrq, refusal, refuse_if};
 use mlx5_device::{Answer, Commands};

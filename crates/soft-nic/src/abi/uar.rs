@@ -1,8 +1,8 @@
 //! UAR pages: UAR.ALLOC, UAR.DESTROY, and what `mmap` of a device file gives.
 //!
-//! Only the dynamic model: the server picks the offset that the library maps; there it lies in the file of pages. The fixed offsets of
-//! `enum mlx5_ib_mmap_cmd` that remain are the two clock pages; the others are refused as a kernel refuses a command
-//! that it does not know.
+//! Only the dynamic model: the server picks the offset that the library maps, and the page lies there in the
+//! file of pages. Of the fixed offsets of `enum mlx5_ib_mmap_cmd` only the two clock pages remain. The others
+//! are refused as a kernel refuses an unknown command.
 
 use mlx5_device::UarKind;
 use mlx5_device::command::refuse_if;

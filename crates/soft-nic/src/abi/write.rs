@@ -1,10 +1,10 @@
 //! INVOKE_WRITE: the older commands, each wrapped in an ioctl.
 //!
-//! Numbers and sizes as in `rdma/ib_user_verbs.h`; the errnos as in Linux `uverbs_std_types_device.c`
-//! (`UVERBS_METHOD_INVOKE_WRITE`): too short an input or output is `ENOSPC`, an unknown command `EOPNOTSUPP`. The `write`
-//! system call itself is never needed: libibverbs asks first (command 1 without input) and takes `ENOSPC` for yes.
+//! Numbers and sizes as in `rdma/ib_user_verbs.h`; errnos as in Linux `uverbs_std_types_device.c`
+//! (`UVERBS_METHOD_INVOKE_WRITE`): too short an input or output is `ENOSPC`, an unknown command `EOPNOTSUPP`.
+//! The `write` call is not needed: libibverbs asks first (command 1 without input), and `ENOSPC` means yes.
 //!
-//! Left out: commands that libibverbs sends as a method first. It falls back to the wrapped form only where the method is unknown.
+//! Left out: commands that libibverbs sends as a method first, and wraps only where the method is unknown.
 
 use mlx5_device::command::{CommandError, refuse_if};
 use mlx5_device::{Answer, Commands};

@@ -1,7 +1,7 @@
-//! A running capture: blocks of a pcapng file follow the answer on the same connection, for as long as the client reads.
+//! A running capture: pcapng blocks follow the answer on the same connection, as long as the client reads.
 //!
-//! The NIC's end sends what waits every few milliseconds, and statistics when nothing came for a while: so each end knows that
-//! the other is there, and every wait has a deadline.
+//! The NIC's end sends what waits every few milliseconds, and statistics when nothing came for a while. So
+//! each end knows that the other is there, and every wait has a deadline.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes read in one call.
 const CHUNK: usize = 256 * 1024;
 
-/// The NIC's end: sends everything until the capture is over. Errors: the client disconnected, or does not read.
+/// The NIC's end: sends everything until the capture ends. Errors: the client disconnected, or does not read.
 pub(super) fn stream(stream: &Stream, mut captured: CaptureReader) -> io::Result<()> {
     let (mut blocks, mut sent) = (Vec::new(), Instant::now());
     loop {
@@ -58,8 +58,8 @@ pub fn call_for_packets(view: &FabricView, member: &FabricMember, packets: u64) 
 }
 
 impl Blocks {
-    /// The next whole block and what it is; `None` when the NIC sends no more, because it has sent all or has ended. A block that
-    /// it began and did not end is left out.
+    /// The next whole block and its kind; `None` when the NIC has sent all or has ended. A block that it
+    /// began and did not end is left out.
     pub fn next_block(&mut self) -> Result<Option<(BlockKind, &[u8])>, CallError> {
         let pid = self.pid;
         loop {

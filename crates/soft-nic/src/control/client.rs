@@ -44,7 +44,7 @@ fn fresh_call() -> u64 {
     u64::from(std::process::id()) << 32 | u64::from(COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Sends a request to the NIC in `member`; returns the value that it answers with, and the connection, on which a capture follows.
+/// Sends a request to the NIC in `member`. Returns its answer and the connection, on which a capture follows.
 pub fn call<T: DeserializeOwned>(
     view: &FabricView,
     member: &FabricMember,

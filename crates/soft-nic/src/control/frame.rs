@@ -5,8 +5,8 @@
 //! 8   version      4 bytes, little-endian
 //! 12  length       4 bytes, little-endian: bytes of the value that follows
 //! ```
-//! A request is a [`Request`](super::Request), its answer a `Result` of the value that it asks for or a sentence, both as postcard encodes
-//! them.
+//! A request is a [`Request`](super::Request), its answer a `Result` of the requested value or a sentence,
+//! both as postcard encodes them.
 
 use std::io;
 use std::time::Instant;

@@ -1,11 +1,11 @@
 //! How `softnic ctl` talks to the NIC of a running process.
 //!
-//! No program has a listening socket. A client binds an abstract socket of its own, writes its number into the slot on the fabric
-//! ([`FabricView::call`](crate::link::FabricView::call)) and rings; the NIC thread finds the call in its round, on a line that it loads anyway, and starts a
-//! thread named [`THREAD_NAME`] for this one request: it connects to the client, reads one [`request`], answers ([`server`]),
-//! and ends. So no system call is made without a client, and neither end leaves a name or a thread behind. Both look at the
-//! other's user (`SO_PEERCRED`), every wait has a deadline, every message a version and a length ([`frame`]). One request goes on
-//! after its answer: a [`capture`] lasts as long as its client wants, beside other requests.
+//! No program has a listening socket. A client binds an abstract socket, writes its number into the slot on
+//! the fabric ([`FabricView::call`](crate::link::FabricView::call)) and rings. The NIC thread finds the call
+//! on a line that it loads anyway, and starts a thread named [`THREAD_NAME`], which connects to the client,
+//! reads one [`request`], answers ([`server`]) and ends. Without a client no system call is made; neither end
+//! leaves a name or thread. Both check the other's user (`SO_PEERCRED`). Waits have deadlines, messages a
+//! version and a length ([`frame`]). A [`capture`] lasts as long as its client wants, beside other requests.
 
 mod capture;
 mod client;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum Request {
     /// Devices, their ports and how many QPs they have: a [`PortStatus`] for each port.
     Status,
-    /// Every counter and its value, by the names of the stats line; behind them each port's, where there are several.
+    /// Every counter and its value, by the names of the stats line; then each port's, if there are several.
     Counters,
     /// The last reasons why something failed: a [`Failure`](crate::abi::reasons::Failure) for each.
     Explain,

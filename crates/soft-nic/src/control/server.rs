@@ -1,4 +1,4 @@
-//! The NIC's side: connects to the client, reads its request, and executes it under the NIC's lock, as a command of the driver.
+//! The NIC's side: connects to the client and executes its request under the NIC's lock, like a command.
 
 use std::io;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -35,7 +35,7 @@ impl ControlServer {
         ControlServer { server, manager, turn: Mutex::default() }
     }
 
-    /// Serves the client of this call. The thread inherits the NIC thread's mask: signals of the program do not reach it.
+    /// Serves this call's client. The thread inherits the NIC thread's mask: no program signal reaches it.
     pub fn take_call(self: &Arc<Self>, call: u64) {
         let server = self.clone();
         let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned());
@@ -65,7 +65,7 @@ impl ControlServer {
         }
     }
 
-    /// One request and its answer, and the capture that follows it, if any. The error says why there was no answer.
+    /// One request, its answer, and the capture that follows, if any. The error says why no answer was sent.
     fn exchange(&self, call: u64) -> Result<(Stream, Option<CaptureReader>), String> {
         let until = Instant::now() + TIMEOUT;
         let (stream, peer) = Stream::connect(&socket_name(call), TIMEOUT)
@@ -156,7 +156,7 @@ fn status(nic: &mut Nic) -> Vec<PortStatus> {
     (0..nic.ports().len()).map(port).collect()
 }
 
-/// What each port carried, where there are several: `mlx5_0/2.messages_sent`. Of an only one the NIC's own counters say it.
+/// Each port's counters, if several: `mlx5_0/2.messages_sent`. With one port the NIC's own counters say it.
 fn by_port(nic: &Nic) -> Vec<(String, u64)> {
     let of_port = |place: usize| {
         let name = port_name(nic, place);
@@ -166,7 +166,7 @@ fn by_port(nic: &Nic) -> Vec<(String, u64)> {
     if ports > 1 { (0..ports).flat_map(of_port).collect() } else { Vec::new() }
 }
 
-/// Those of the wire; all are 0 without one, but for the connection manager's datagrams within the fabric (`mads_*`).
+/// The wire's counters, all 0 without a wire except the fabric's connection-manager datagrams (`mads_*`).
 fn wire_counters(nic: &mut Nic) -> impl Iterator<Item = (&'static str, u64)> + use<> {
     let wire = nic.link().wire_counters().unwrap_or_default();
     let router = nic.link().mad_router();

@@ -84,7 +84,7 @@ impl Drop for Running {
     }
 }
 
-/// A socket's number, unique among the processes that run these tests at the same time, and none of those that [`call`] counts from 1.
+/// A socket's number: unique among processes that run these tests, and none that [`call`] counts from 1.
 fn unique(number: u64) -> u64 {
     u64::from(std::process::id()) << 32 | 1 << 31 | number
 }

@@ -1,10 +1,10 @@
 //! A dma-buf, mapped by the process that registers it: what `ibv_reg_dmabuf_mr` hands over.
 //!
-//! A descriptor counts as a dma-buf by the magic number of its file system (`linux/magic.h`), its size is where
-//! `lseek(SEEK_END)` leads (`Documentation/driver-api/dma-buf.rst`), and its pages are reached by `mmap`, where the exporter
-//! allows one. Most exporters map pages that cannot be pinned (`VM_PFNMAP`: udmabuf, the system heap), which cannot be
-//! populated in advance. So the ranges of all mappings are known here ([`probe`]). Left out: buffers in a GPU's memory, which are
-//! not to be mapped: `gpu` finds those.
+//! A descriptor counts as a dma-buf by the magic number of its file system (`linux/magic.h`). Its size is
+//! where `lseek(SEEK_END)` leads (`Documentation/driver-api/dma-buf.rst`). Its pages are reached by `mmap`,
+//! where the exporter allows one. Most exporters map pages that can be neither pinned nor populated in
+//! advance (`VM_PFNMAP`: udmabuf, the system heap), so the ranges of all mappings are known here ([`probe`]).
+//! Left out: buffers in GPU memory, which cannot be mapped; `gpu` finds those.
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Mutex;
@@ -46,7 +46,7 @@ pub enum DmaBufError {
 }
 
 impl DmaBufError {
-    /// What `ibv_reg_dmabuf_mr` gives: a kernel's errno, and `EOPNOTSUPP` for what a card could reach and this NIC cannot.
+    /// As `ibv_reg_dmabuf_mr` gives: a kernel's errno; `EOPNOTSUPP` for what a card, not this NIC, reaches.
     pub fn errno(&self) -> i32 {
         match self {
             DmaBufError::BadDescriptor { .. } => libc::EBADF,
@@ -75,8 +75,8 @@ pub struct DmaBuf {
 }
 
 impl DmaBuf {
-    /// Maps `length` bytes from `offset` of what `fd` names, if `recognise` says that it is a dma-buf. `write`: the NIC is to
-    /// write there; where it is not, a buffer that only allows reading will do.
+    /// Maps `length` bytes from `offset` of `fd`, if `recognise` says that it is a dma-buf. `write`: the NIC
+    /// is to write there; otherwise a buffer that only allows reading will do.
     ///
     /// Errors: see [`DmaBufError`]; nothing is left behind.
     pub fn map(
@@ -86,7 +86,7 @@ impl DmaBuf {
         write: bool,
         recognise: Recognise,
     ) -> Result<DmaBuf, DmaBufError> {
-        // A descriptor of our own: another thread may put something else under the program's between two looks at it.
+        // Duplicated: another thread may put something else under the program's descriptor meanwhile.
         let buffer = duplicate(fd).map_err(|error| match error.raw_os_error() {
             Some(libc::EBADF) | None => DmaBufError::BadDescriptor { fd },
             Some(errno) => DmaBufError::Kernel { errno },

@@ -1,10 +1,10 @@
-//! Loads, stores and copies whose faults come back as a value: the assembly and the signal handler that recovers them.
+//! Guarded loads, stores and copies: assembly whose faults a signal handler turns into a returned value.
 //!
-//! Every routine is a leaf without a stack frame, and all of them lie between two labels. When SIGSEGV or SIGBUS stops
-//! the processor there, the handler moves the instruction pointer to a landing pad that returns "fault"; anywhere else
-//! it hands the signal to the handler before it. x86-64 System V only. An application that installs its own handler
-//! later and does not chain to ours takes the protection away: then a bad address ends the process, as it would in
-//! the application's own code (`docs/soft-nic.md`).
+//! Every routine is a leaf without a stack frame, and all lie between two labels. When SIGSEGV or SIGBUS
+//! stops the processor there, the handler moves the instruction pointer to a landing pad that returns
+//! "fault"; elsewhere it passes the signal to the handler before it. x86-64 System V only. An application
+//! that later installs its own handler without chaining to this one removes the protection: a bad address
+//! then ends the process, as it would in the application's own code (`docs/soft-nic.md`).
 
 use core::arch::global_asm;
 use std::sync::OnceLock;
@@ -16,12 +16,12 @@ use super::sanitizer;
 
 // Two registers come back: rax = 1 on a fault, rdx = the value, or the faulting address.
 //
-// `softnic_guard_copy` stores in strictly increasing addresses and naturally aligned pieces: 1, 2, 4, 8 bytes until the
-// destination is a multiple of 16, then 16 at a time (aligned 16-byte stores are single-copy atomic on every processor
-// with AVX), then 8, 4, 2, 1. No byte is loaded twice, which the usual overlapping tail of memcpy would do (INV-6), and no
-// string instruction, whose stores may be seen in any order (Intel SDM vol. 3 §9.2.4 "Fast-String Operation"). What every
-// small message has is told apart first: one aligned word (its payload), and 64 bytes (its WQE and CQE), whose last word is
-// stored by itself, as `Host::write` wants it.
+// `softnic_guard_copy` stores in strictly increasing addresses and naturally aligned pieces: 1, 2, 4, 8 bytes
+// until the destination is a multiple of 16, then 16 at a time (aligned 16-byte stores are single-copy atomic
+// on every processor with AVX), then 8, 4, 2, 1. No byte is loaded twice, as memcpy's usual overlapping tail
+// would (INV-6). No string instruction is used: its stores may be seen in any order (Intel SDM vol. 3 §9.2.4
+// "Fast-String Operation"). Small messages' sizes come first: one aligned word (payload), and 64 bytes (WQE
+// and CQE), whose last word is stored by itself, as `Host::write` wants it.
 global_asm!(
     r#"
     .macro softnic_label name
@@ -178,7 +178,7 @@ global_asm!(
     "#
 );
 
-/// What is done atomically; only the NIC does RDMA atomics, so that it is atomic among them whether mover or copy engine does it.
+/// What is done atomically. Only the NIC does RDMA atomics, so both mover and copy engine keep them atomic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Atomic {
     CompareSwap { compare: u64, swap: u64 },
@@ -213,7 +213,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// `addr`: start of the access, for faults whose address the processor does not tell (non-canonical ones).
+    /// `addr`: start of the access, for faults whose address the processor does not tell (non-canonical).
     fn check(self, addr: u64) -> Result<u64, Fault> {
         if self.faulted == 0 {
             return Ok(self.value);
@@ -235,13 +235,13 @@ unsafe extern "C" {
     fn softnic_guard_fetch_add64(addr: u64, add: u64) -> Outcome;
 }
 
-/// Relaxed copies are in order below this length: a string instruction takes longer to start than a short copy to finish.
+/// Relaxed copies are in order below this length: a string instruction starts slower than a short copy ends.
 const STRING_BYTES: usize = 512;
 
 /// The process's memory, as its CPUs reach it; proof that the handler is installed. Cheap to copy.
 ///
-/// What is written to is application memory that the device checked against its regions, a shared ring, or a buffer of the
-/// NIC's own: that is what a NIC is for. A wrong address is only caught when it is not mapped.
+/// What is written to is application memory that the device checked against its regions, a shared ring, or
+/// the NIC's own buffer: that is what a NIC is for. A wrong address is only caught when it is not mapped.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuMemory(());
 
@@ -263,7 +263,7 @@ impl CpuMemory {
     pub(super) fn copy_bytes(self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
         sanitizer::copies(to, from, len);
         let outcome = if ordered || len < STRING_BYTES {
-            // SAFETY: the routine keeps to the ABI and recovers from faults; the destination is what `CpuMemory` says.
+            // SAFETY: the routine keeps to the ABI and recovers from faults; `to` is what `CpuMemory` says.
             unsafe { softnic_guard_copy(to, from, len as u64) }
         } else {
             // SAFETY: as above.
@@ -304,7 +304,7 @@ impl CpuMemory {
         outcome.check(addr)
     }
 
-    /// Copies a piece of a message; where it is `ordered` and the `last`, the last word goes by a release store.
+    /// Copies a piece of a message; if `ordered` and `last`, the last word goes by a release store.
     #[inline(always)]
     pub(super) fn copy_piece(
         self,
@@ -339,8 +339,8 @@ impl CpuMemory {
     }
 }
 
-/// Whether the guarded copy by itself stores the last word last and whole, and every store of an x86 is a release: one word,
-/// and a CQE or a WQE.
+/// Whether the guarded copy itself stores the last word last and whole (every x86 store is a release): one
+/// word, and a CQE or a WQE.
 pub(super) fn ends_with_its_last_word(to: u64, len: u64) -> bool {
     (len == 8 && to.is_multiple_of(8)) || (len == 64 && to.is_multiple_of(16))
 }
@@ -359,7 +359,7 @@ static PREVIOUS_BUS: OnceLock<libc::sigaction> = OnceLock::new();
 fn install_for(signal: i32, previous: &'static OnceLock<libc::sigaction>) -> Result<(), Errno> {
     // SAFETY: `sigaction` is plain old data, for which all zeroes is a value.
     let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
-    // Ask first, install second: our handler must never run before it knows the handler that it passes signals on to.
+    // Ask first, install second: the handler must not run before it knows the handler that it passes on to.
     // SAFETY: a null new action only asks; `old` lives through the call.
     if unsafe { libc::sigaction(signal, std::ptr::null(), &mut old) } != 0 {
         return Err(Errno::last());
@@ -368,7 +368,7 @@ fn install_for(signal: i32, previous: &'static OnceLock<libc::sigaction>) -> Res
     // SAFETY: as above.
     let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
     ours.sa_sigaction = on_fault as *const () as usize;
-    // ONSTACK: a program with a signal stack (Rust's, Go's) overflows its own stack into its own handler through us.
+    // ONSTACK: with a signal stack (Rust, Go), a stack overflow reaches the program's handler through this.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: `ours` is complete (empty mask) and `on_fault` only does async-signal-safe work.
     if unsafe { libc::sigaction(signal, &ours, std::ptr::null_mut()) } != 0 {
@@ -379,14 +379,14 @@ fn install_for(signal: i32, previous: &'static OnceLock<libc::sigaction>) -> Res
 
 /// The handler: recover a guarded access, or pass the signal on.
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid `ucontext_t` to a SA_SIGINFO handler, which no other code uses meanwhile.
+    // SAFETY: the kernel passes a valid `ucontext_t` to a SA_SIGINFO handler; no other code uses it now.
     let machine = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext };
     let at = machine.gregs[libc::REG_RIP as usize] as usize;
     let guarded = (&raw const softnic_guard_start) as usize..(&raw const softnic_guard_end) as usize;
     // SAFETY: the kernel passes a valid `siginfo_t`, which stays until this handler returns.
     let told = unsafe { &*info };
     let code = told.si_code;
-    // A positive code means that the processor raised it; `kill -SEGV` while we copy is not our fault to recover.
+    // A positive code means that the processor raised it; `kill -SEGV` during a copy is not recovered.
     if guarded.contains(&at) && code > 0 {
         // SAFETY: for SIGSEGV and SIGBUS with a positive code `si_addr` is set.
         let addr = unsafe { told.si_addr() };
@@ -416,7 +416,7 @@ fn pass_on(
             // SAFETY: `default` is a complete action.
             unsafe { libc::sigaction(signal, &default, std::ptr::null_mut()) };
             if code <= 0 {
-                // Nothing will fault again when we return, so send it once more; it arrives when this handler ends.
+                // Nothing faults again on return, so raise it once more; it arrives when this handler ends.
                 // SAFETY: raising a signal in the own thread touches no memory.
                 unsafe { libc::raise(signal) };
             }

@@ -1,7 +1,7 @@
 //! Memory of the process that the NIC runs in.
 //!
-//! Addresses come from work requests, after the device has checked them against its regions; whatever else the
-//! application did to the pages since (unmapped, protected, truncated the file behind) is a [`Fault`].
+//! Addresses come from work requests, after the device has checked them against its regions. Whatever else
+//! the application did to the pages since (unmapped, protected, truncated the file behind) is a [`Fault`].
 
 use std::io;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use super::guard::CpuMemory;
 use crate::os::locked;
 use crate::os::system::PAGE;
 
-/// Bytes at the end of a message that are copied in order, behind the others: those that the kernel copied, or helpers had a part in.
+/// Bytes at a message's end that are copied in order, after those that the kernel or helpers copied.
 pub(super) const IN_ORDER: u64 = 1024;
 
 /// The process's own memory. Cheap to copy.
@@ -46,8 +46,8 @@ impl Host {
         len >= SHARED_FROM && self.copiers.helpers() > 0
     }
 
-    /// Copies between two places of this process, forward, the last word by a release store unless relaxed. Where helpers take part
-    /// only the last 1 KiB is in order, and behind the rest.
+    /// Copies between two places of this process, forward, the last word by a release store unless relaxed.
+    /// With helpers only the last 1 KiB is in order, after the rest.
     pub fn copy(&self, to: &[Segment], from: &[Segment], len: u64, order: Order) -> Result<(), Fault> {
         // One piece on either side, as almost always, needs no walk.
         if let ([target], [source]) = (to, from)
@@ -66,14 +66,14 @@ impl Host {
             let shared = len - if order == Order::Increasing { IN_ORDER } else { 0 };
             done = if self.share(to, from, 0, shared)? { shared } else { 0 };
         }
-        // Only the last piece of all ends with the release store; in between the order of addresses is enough.
+        // Only the very last piece ends with the release store; before it, address order is enough.
         in_pieces((to, done), (from, done), len - done, |to, from, piece, last| {
             self.copy_piece(to, from, piece, order, last)
         })
     }
 
-    /// Copies `len` bytes together with the helpers, in any order, if these are for processors to copy: says so. `skip`: bytes
-    /// of `from` before the first. Nothing is under way any more when it returns, however it went.
+    /// Copies `len` bytes with the helpers, in any order, and returns true, if processors can copy them.
+    /// `skip`: bytes of `from` before the first. No copy is in flight any more when it returns or fails.
     pub(super) fn share(&self, to: &[Segment], from: &[Segment], skip: u64, len: u64) -> Result<bool, Fault> {
         let first = to.iter().find(|segment| segment.len > 0);
         let Some(cut) = first.map(|first| Cut::new(self.copiers, first.addr, len)) else {
@@ -139,8 +139,8 @@ impl Host {
     }
 }
 
-/// Calls `copy` for each piece of the next `left` bytes that is in one on both sides, in order: its two addresses, its length, and
-/// whether it is the last. Of each side so many bytes are left out before.
+/// Calls `copy` for each piece of the next `left` bytes that is contiguous on both sides, in order: its two
+/// addresses, its length, and whether it is the last. The number of each side is the bytes to skip first.
 #[inline]
 pub(super) fn in_pieces(
     to: (&[Segment], u64),
@@ -218,10 +218,10 @@ impl Memory for Host {
         gpu::exist() && gpu::has_lagged()
     }
 
-    /// Makes every page of the range present, writable if `write`, as pinning for a device does; contents stay.
+    /// Makes every page of the range present, writable if `write`, as for a device's pinning; contents stay.
     ///
-    /// `MADV_POPULATE_*` (Linux 5.14) takes the faults that a load or a store would take and touches nothing: it breaks
-    /// copy-on-write, refuses read-only and device mappings, and cannot lose a store of another thread.
+    /// `MADV_POPULATE_*` (Linux 5.14) takes the faults of a load or a store and touches nothing: it breaks
+    /// copy-on-write, refuses read-only and device mappings, and cannot lose another thread's store.
     ///
     /// Errors: the start of the range; the kernel does not say which page.
     fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
@@ -229,7 +229,7 @@ impl Memory for Host {
         let end = addr.checked_add(len).ok_or(fault)?;
         let start = addr & !(PAGE as u64 - 1);
         let end = end.checked_next_multiple_of(PAGE as u64).ok_or(fault)?;
-        // A dma-buf's pages are there as long as it is mapped; most exporters' cannot be asked for in advance.
+        // A dma-buf's pages are there while it is mapped; most exporters' cannot be populated.
         if let Some(known) = dma_buf::probe(addr, addr + len, write) {
             return known;
         }
@@ -251,12 +251,12 @@ impl Memory for Host {
     }
 }
 
-/// Asks the processor for the line at `addr`: a line that another core wrote takes as long to come as some hundred
-/// instructions, and several can be on their way at once.
+/// Prefetches the line at `addr`: one that another core wrote takes as long as some hundred instructions, and
+/// several can be in flight at once.
 #[inline]
 pub(super) fn prefetch(addr: u64) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults and changes nothing but caches, whatever the address (Intel SDM vol. 2, PREFETCHh).
+    // SAFETY: a prefetch never faults and changes only caches, at any address (Intel SDM vol. 2, PREFETCHh).
     unsafe {
         core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(addr as *const i8);
     }

@@ -23,7 +23,7 @@ const STRING_BYTES: usize = 4096;
 pub struct RingMemory {
     /// The other end of each copy.
     host: Host,
-    /// Shown to a GPU when the ring first carries something of one. It is unmapped when the GPU sees it no more.
+    /// Shown to a GPU when the ring first carries GPU data. Unmapped when the GPU no longer sees it.
     pages: OnceLock<Option<HostPages>>,
     memory: ManuallyDrop<SharedMemory>,
     capacity: usize,
@@ -103,7 +103,7 @@ impl RingMemory {
     pub fn gather(&self, position: u64, from: &[Segment], skip: u64, len: usize) -> Result<(), Fault> {
         let to = self.at(position, len);
         self.show_to_gpu(from);
-        // In any order: no reader looks at a record before it is published. A string instruction is the faster for long pieces.
+        // Any order: records are read only once published. For long pieces string instructions are faster.
         let target = [Segment { addr: to, len: len as u64 }];
         if self.host.is_helped(len as u64) && self.host.share(&target, from, skip, len as u64)? {
             return Ok(());
@@ -119,7 +119,7 @@ impl RingMemory {
         })
     }
 
-    /// Scatters `len` bytes of the ring into the application's memory; see [`Order::Increasing`] for what helpers do to it.
+    /// Scatters `len` bytes of the ring into application memory; for helpers see [`Order::Increasing`].
     pub fn scatter(&self, position: u64, to: &[Segment], len: usize, order: Order) -> Result<(), Fault> {
         self.show_to_gpu(to);
         let from = [Segment { addr: self.at(position, len), len: len as u64 }];

@@ -1,8 +1,8 @@
-//! AddressSanitizer, where the program is built with it: what the NIC copies counts as the program's own loads and stores.
+//! AddressSanitizer, if the program is built with it: NIC copies count as the program's own loads and stores.
 //!
-//! Its run-time library checks ranges for code that has no checks inline (`__asan_loadN`, `__asan_storeN` of compiler-rt's
-//! `asan_rtl.cpp`), reports, and ends the program. Looked up once, since nothing here is linked to it. Doorbell records, which are
-//! read by words, are left out.
+//! Its run-time library checks ranges for code without inline checks (`__asan_loadN`, `__asan_storeN` of
+//! compiler-rt's `asan_rtl.cpp`), reports, and ends the program. Looked up once, since nothing here is linked
+//! to it. Left out: doorbell records, which are read by words.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;

@@ -153,7 +153,7 @@ fn an_increasing_copy_of_any_length_stores_aligned_pieces() {
     let island = Island::new(BOTH);
     let text: Vec<u8> = (0..PAGE).map(|i| (i % 251) as u8 + 1).collect();
     host.write(island.start(), &text, false).unwrap();
-    // The source ends amid a piece of 16 bytes: a copy that stores whole pieces stops before it, a string instruction at the last byte.
+    // The source ends amid 16 bytes: a copy of whole pieces stops before, a string copy at the last byte.
     for (missing, len) in [(13, 512), (501, 1024), (1001, 4000)] {
         let from = island.end() - (len - missing);
         for (order, ordered) in [(Order::Increasing, true), (Order::Relaxed, false)] {

@@ -1,8 +1,8 @@
 //! Publishing, waking and sleeping.
 //!
-//! The handshake is Dekker's: a sender stores the head and then loads the bell; a NIC that goes to sleep stores the bell and
-//! then loads the heads; a full fence between the two on either side. So at least one sees the other, and no message is
-//! left lying before a sleeping NIC.
+//! The handshake is Dekker's: a sender stores the head and then loads the bell; a NIC that goes to sleep
+//! stores the bell and then loads the heads; both with a full fence in between. So at least one sees the
+//! other, and no message is left before a sleeping NIC.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -49,7 +49,7 @@ impl Link {
         self.outgoing.iter_mut().flatten().for_each(|outgoing| outgoing.producer.holds = holds);
     }
 
-    /// Whether a reply lies in a channel that its receiver has not attached to, and may attach to as long as we are here.
+    /// Whether a reply lies in a channel whose receiver has not attached, and may while this NIC lives.
     pub fn has_unseen(&self) -> bool {
         let is_unseen = |it: &Producer| it.state() == ChannelState::Published && it.has_laid(Lane::Reply);
         self.open.iter().any(|slot| {
@@ -58,8 +58,8 @@ impl Link {
         })
     }
 
-    /// To be called when a round begins, with a time that was read after the last one: what was sent since is under way from
-    /// now on, and what is due leaves. Returns how much that was; without a delay nothing is done.
+    /// To be called when a round begins, with a time read after the last one: what was sent since is in
+    /// flight from now on, and what is due leaves. Returns how much did; without a delay nothing is done.
     pub fn pass_time(&mut self, now: Now) -> usize {
         if !self.delays || !self.fabric.is_ours() {
             return 0;
@@ -83,8 +83,8 @@ impl Link {
         gone
     }
 
-    /// First half of a sleep: asks peers to ring. `None`: something has arrived, there is nothing to sleep for. Else wait, without the
-    /// link's lock, which other threads need meanwhile, and then [`Link::end_sleep`].
+    /// First half of a sleep: asks peers to ring. `None`: something has arrived. Else wait without the link's
+    /// lock, which other threads need meanwhile, and then call [`Link::end_sleep`].
     pub fn prepare_sleep(&mut self) -> Option<Sleep> {
         if !self.fabric.is_ours() {
             return None;
@@ -103,9 +103,9 @@ impl Link {
         let roused = self.fabric.prepare_sleep();
         let asked = self.fabric.has_published() || self.fabric.has_call();
         let arrived = roused || asked || self.incoming.iter().any(|i| i.consumer.pending());
-        // For what was consumed between the look and the bell no bell is rung. A peer reads that request without
-        // a fence and may miss it once; a NIC with something to send sleeps for 50 µs at most, and asks
-        // again.
+        // No bell is rung for what was consumed between the look and the bell. A peer reads that request
+        // without a fence and may miss it once; a NIC with something to send sleeps for 50 µs at most, and
+        // asks again.
         let progressed = self.waiting.iter().any(|slot| {
             *slot == own
                 || self.outgoing[usize::from(*slot)]
@@ -150,7 +150,7 @@ pub struct Sleep {
 /// For shorter sleeps the epoll is not armed: that costs more than it saves.
 const MIN_ARMED_SLEEP: Duration = Duration::from_micros(150);
 
-/// Longest sleep while packets wait for their time, or for a kernel that had no room: no bell tells when it has some again.
+/// Longest sleep while packets wait for their time or for room in the kernel, which no bell reports.
 const STALLED: Duration = Duration::from_micros(50);
 
 impl Sleep {

@@ -1,12 +1,12 @@
 //! A capture of what crosses the wire: packets in as a socket knows them, blocks of a pcapng file out.
 //!
-//! The NIC's thread puts packets into a bounded buffer ([`Capture`]), another thread takes blocks out ([`CaptureReader`]): the NIC
-//! never waits for a disk, and for the other thread no longer than two words are swapped. What finds no room is dropped and
-//! counted, in front of the next packet and in the statistics at the end. The frame around a packet is made here: a UDP socket
-//! shows neither Ethernet nor IP header. In it are true the addresses, the ports and the IPv4 identification. The UDP checksum is
-//! worked out: the kernel writes the same into what leaves, but a sender elsewhere may have written 0 into what comes. Made up are
-//! the MAC addresses (02:00 and the IPv4 address, 02 and the end of the IPv6 address), TTL 64, DF, type of service, flow label.
-//! What the ICRC covers is true, so a reader may check it.
+//! The NIC's thread puts packets into a bounded buffer ([`Capture`]), another takes blocks out
+//! ([`CaptureReader`]). The NIC never waits for a disk, and for the other thread only while two words are
+//! swapped. What finds no room is dropped and counted, in front of the next packet and in the final
+//! statistics. Frames are built here: a UDP socket shows neither Ethernet nor IP header. Addresses, ports and
+//! IPv4 identification are true. The UDP checksum is computed: the kernel sends the same, but a remote sender
+//! may have written 0. Made up are MAC addresses (02:00 and the IPv4 address, 02 and the end of the IPv6
+//! address), TTL 64, DF, type of service, flow label. What the ICRC covers is true: a reader may check it.
 
 pub mod pcapng;
 
@@ -40,8 +40,8 @@ pub struct WirePacket<'a> {
 }
 
 impl WirePacket<'_> {
-    /// Appends the frame that carried it, from the Ethernet header on. False: there is none, the addresses are of two
-    /// families or it is longer than IP allows; `out` is as before then.
+    /// Appends the frame that carried it, from the Ethernet header on. False, with `out` as before: the
+    /// addresses are of two families, or it is longer than IP allows.
     pub fn append_frame(&self, out: &mut Vec<u8>) -> bool {
         let (source, destination) = (gid_of(self.source), gid_of(self.destination));
         let Ok(udp_bytes) = u16::try_from(Udp::BYTES + self.bytes.len()) else { return false };
@@ -68,8 +68,8 @@ fn mac(of: Gid) -> [u8; 6] {
     }
 }
 
-/// The UDP checksum (RFC 768, RFC 8200 §8.1): over addresses, protocol, length, header and payload; never 0, which says that
-/// there is none.
+/// The UDP checksum (RFC 768, RFC 8200 §8.1) over addresses, protocol, length, header and payload; never 0,
+/// which means that there is none.
 fn checksum(source: Gid, destination: Gid, udp_bytes: u16, source_port: u16, payload: &[u8]) -> u16 {
     let words = |bytes: &[u8]| -> u64 {
         let pairs = bytes.chunks(2).map(|pair| [pair[0], pair.get(1).copied().unwrap_or(0)]);
@@ -119,10 +119,10 @@ pub struct Capture {
 pub struct CaptureReader(Arc<Mutex<CaptureBuffer>>);
 
 impl Capture {
-    /// Begins a capture. `interface`: its name in the file. `now` and `epoch_ns`, nanoseconds since 1970, are the same moment.
-    /// `packets`: ends by itself after so many; 0: never.
+    /// Begins a capture. `interface`: its name in the file. `now` and `epoch_ns` (ns since 1970) are the same
+    /// moment. `packets`: ends by itself after so many; 0: never.
     pub fn begin(interface: &str, now: Now, epoch_ns: u64, packets: u64) -> (Capture, CaptureReader) {
-        // All of it now: the NIC's thread is not to copy the buffer while it grows. Memory that is never written costs nothing.
+        // All now: the NIC's thread must not copy a growing buffer. Memory never written costs nothing.
         let mut blocks = Vec::with_capacity(MAX_WAITING_BYTES);
         pcapng::begin(&mut blocks, "softnic", interface);
         let waiting =
@@ -144,7 +144,7 @@ impl Capture {
         self.record(now, packet, false);
     }
 
-    /// Whether it has what it wanted, or its reader went away: it records nothing any more, and another may take its place.
+    /// Whether it has all its packets or its reader is gone: it records no more, and another may replace it.
     pub fn is_over(&self) -> bool {
         self.left == 0 || self.is_read()
     }
@@ -185,8 +185,8 @@ impl Capture {
 }
 
 impl CaptureReader {
-    /// Takes the blocks that wait, whole ones; `blocks` is emptied before, and keeps the NIC from growing another buffer.
-    /// True: nothing more will come.
+    /// Takes the whole blocks that wait. `blocks` is emptied first, and saves the NIC from growing another
+    /// buffer. True: nothing more will come.
     pub fn take(&mut self, blocks: &mut Vec<u8>) -> bool {
         blocks.clear();
         blocks.reserve(MAX_WAITING_BYTES);

@@ -48,8 +48,8 @@ impl Carrier for Link {
         self.pass_time(now) + self.poll_records(budget, |inbound| handler(inbound.packet, inbound))
     }
 
-    /// Returns how many datagrams were looked at. The kernel is asked for those of an address that nothing came for lately only every
-    /// few microseconds.
+    /// Returns how many datagrams were looked at. For an address without recent datagrams the kernel is asked
+    /// only every few microseconds.
     fn poll_wire(
         &mut self,
         now: Now,
@@ -230,7 +230,7 @@ impl Carrier for Link {
 }
 
 impl Link {
-    /// A payload was not laid into the ring. A GPU may do so later, over whatever lies there then: so nothing does.
+    /// A payload was not laid into the ring. If a GPU may still write it, nothing more is laid there.
     #[cold]
     fn copy_failed(&mut self, slot: u8, lane: Lane, fault: Fault) -> Unsent {
         if let Some(outgoing) = &mut self.outgoing[usize::from(slot)]
@@ -243,9 +243,9 @@ impl Link {
     }
 }
 
-/// How many of `rest` bytes the next record takes: all of a short payload, of a long one what there is room for. The ring is given
-/// time to empty, since long pieces are faster; until other queues' records have taken as much room as the
-/// shortest piece needs.
+/// How many of `rest` bytes the next record takes: all of a short payload, of a long one what there is room
+/// for. The ring is given time to empty, since long pieces are faster, until other queues' records have taken
+/// as much room as the shortest piece needs.
 #[inline]
 fn room_for(
     outgoing: &mut Outgoing,
@@ -260,7 +260,7 @@ fn room_for(
     let most = if gpu::touched_by(from) { MAX_GPU_FRAGMENT } else { MAX_FRAGMENT };
     let most = most.min(rest as usize);
     let Some(free) = outgoing.producer.free(lane, head + most.next_multiple_of(8)).checked_sub(head) else {
-        // There was room a moment ago, and a closer look at the receiver's tail found none: it wrote one that cannot be.
+        // There was room, and a closer look at the receiver's tail found none: it wrote an impossible one.
         return Err(match outgoing.producer.state() {
             ChannelState::Closed => Unsent::Unreachable,
             _ => Unsent::Full,

@@ -1,6 +1,6 @@
 //! One direction between two processes: a memfd with two single-producer single-consumer byte rings.
 //!
-//! Requests and replies have a ring each, as packets of a real port have virtual lanes: replies are always consumed, so
+//! Requests and replies have a ring each, like virtual lanes of a real port: replies are always consumed, so
 //! two full request rings cannot wait for each other. Layout of the memfd (version in `record`):
 //!
 //! ```text
@@ -8,10 +8,10 @@
 //! 128   producer line: request head, reply head, notify      written by the sender
 //! 256   consumer line: request tail, reply tail              written by the receiver
 //! 320   state of the receiver                                written by it, seldom
-//! 4096  request ring, then reply ring                        each mapped twice in a row, so records never wrap
+//! 4096  request ring, then reply ring                        each mapped twice in a row: no record wraps
 //! ```
-//! Head and tail count bytes for ever. Each side keeps its own in a register's reach and publishes it once per batch:
-//! a cache line that moves between cores for every message would cost more than the message.
+//! Head and tail count bytes for ever. Each side keeps its own in a register's reach and publishes it once
+//! per batch: a cache line that moves between cores for every message would cost more than the message.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -135,7 +135,7 @@ pub struct Producer {
     lanes: [LaneState; 2],
     /// What is committed waits for [`Producer::pass`].
     pub holds: bool,
-    /// Nothing more is laid into the rings; what was sent goes on. The receiver broke the rules, or a copy into a ring failed.
+    /// No more is laid into the rings; what was sent goes on. The receiver broke rules, or a copy failed.
     pub closed: bool,
     /// Heads that are not shown yet, each lane's.
     under_way: DelayLine<[u64; 2]>,
@@ -168,7 +168,7 @@ impl Producer {
         }
     }
 
-    /// Whether `bytes` more fit; looks at the consumer's tail only when they do not fit by the last one known.
+    /// Whether `bytes` more fit. Looks at the consumer's tail only when they do not by the last known one.
     pub fn has_room(&mut self, lane: Lane, bytes: usize) -> bool {
         self.free(lane, bytes) >= bytes
     }
@@ -207,8 +207,8 @@ impl Producer {
         self.lanes[lane as usize].head
     }
 
-    /// Shows the receiver everything committed. Replies first: a receiver that sees a request sees the replies before it
-    /// (see [`Consumer::look`]). Where there is a delay, [`Producer::pass`] does so.
+    /// Shows the receiver everything committed, replies first: a receiver that sees a request sees the
+    /// replies before it (see [`Consumer::look`]). With a delay, [`Producer::pass`] does so.
     pub fn publish(&mut self) {
         if !self.holds {
             self.show(self.heads());
@@ -358,8 +358,8 @@ impl Consumer {
         }
         let state = &self.lanes[index];
         let published = state.head.wrapping_sub(state.tail);
-        // The words of a request, also where a shorter reply ends before them: the ring is mapped twice, so they are
-        // always there to load, and a reply's decoder does not look at them.
+        // The words of a request, also where a shorter reply ends before them: the ring is mapped twice, so
+        // they can always be loaded, and a reply's decoder does not look at them.
         let words = state.ring.load(state.tail);
         let len = record::record_len(words[0], published)?;
         // The next ones come along meanwhile; not beyond what is published, where the sender is writing.

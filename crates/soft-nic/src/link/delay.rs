@@ -1,13 +1,13 @@
-//! One-way delay: what leaves the NIC waits in a delay line until it is due, and goes on in the order in which it came.
-//! The link has it and not the device's impairment: what waits lies where it was written, uncopied, and MADs wait too.
+//! One-way delay: what leaves the NIC waits in a delay line until it is due, and goes on in arrival order.
+//! In the link, not the device's impairment: what waits stays where it was written, uncopied; MADs wait too.
 //!
-//! On the wire a line holds packets, ready as they will be sent; in shared memory it holds how far a receiver may see the rings.
-//! What left in one round of the NIC is put in at the beginning of the next, by a clock that was read after it left: so a delay
-//! is never shorter than asked for, and longer by at most a round and the NIC's rest. A delay that is changed holds for what
-//! leaves from then on: what is under way keeps its time, and nothing goes before what is in front of it.
+//! On the wire a line holds packets ready to be sent; in shared memory, how far a receiver may see the rings.
+//! What left in one round of the NIC is put in at the beginning of the next, by a clock read after it left.
+//! So a delay is never shorter than asked for, and longer by at most a round and the NIC's rest. A changed
+//! delay holds for what leaves from then on: what is in flight keeps its time, and nothing overtakes.
 //!
-//! What is under way is bounded: packets by [`MAX_BYTES`] an address, messages by the ring that they lie in. When it is full, the
-//! queues wait, as for a wire that is busy; nothing is lost.
+//! What is in flight is bounded: packets by [`MAX_BYTES`] an address, messages by their ring. When it is
+//! full, the queues wait, as for a busy wire; nothing is lost.
 
 use std::collections::VecDeque;
 

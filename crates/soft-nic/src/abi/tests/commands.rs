@@ -1,5 +1,5 @@
-//! Each command but those of queues: what the device is asked, and what the program gets. Inputs are those that libibverbs 44 and libmlx5
-//! 1.24 were seen to send (`SOFTNIC_LOG=1`), with distinct values in every field.
+//! Each command except those of queues: what the device is asked, and what the program gets. Inputs are those
+//! seen from libibverbs 44 and libmlx5 1.24 (`SOFTNIC_LOG=1`), with distinct values in every field.
 
 use super::queues::{cq_call, qp_call};
 use super::{Bench, Call, get_context};
@@ -374,7 +374,7 @@ fn what_the_device_lacks_is_refused_as_a_kernel_refuses_it_and_counted() {
     }
 }
 
-/// What libmlx5 and its users try first; by these errnos they know to do without (`ibv_query_gid_ex`, UCX, gpunetio).
+/// What libmlx5 and its users try first. These errnos make `ibv_query_gid_ex`, UCX and gpunetio fall back.
 #[test]
 fn devx_and_unknown_methods_are_refused_so_that_callers_fall_back() {
     let mut bench = Bench::open(&Config::default());

@@ -1,4 +1,4 @@
-//! Attributes as a kernel checks them: the rows are `uverbs_process_attr` and its callers in `uverbs_ioctl.c`.
+//! Attributes as a kernel checks them: rows from `uverbs_process_attr` and its callers (`uverbs_ioctl.c`).
 
 use mlx5_device::memory::Memory;
 

@@ -1,4 +1,4 @@
-//! MR.REG_DMABUF_MR as libibverbs 44 sends it (`ibv_cmd_reg_dmabuf_mr`), with a memfd that the server takes for a dma-buf.
+//! MR.REG_DMABUF_MR as libibverbs 44 sends it (`ibv_cmd_reg_dmabuf_mr`); a memfd stands in for the dma-buf.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};

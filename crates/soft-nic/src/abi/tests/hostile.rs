@@ -95,7 +95,7 @@ const WRITES: [(&str, u32); 12] = [
     ("EX_MODIFY_QP", 0x8000_001a),
 ];
 
-/// Calls of the other methods: right ones, to be damaged. None that gives descriptors: nobody would close them.
+/// Valid calls of the other methods, to be damaged. None returns descriptors, which would leak.
 fn methods() -> Vec<(&'static str, Call)> {
     let entry = |index: u32| {
         let call = Call::new(0, 6).input(0, &[1, 0, 0, 0]).input(1, &index.to_ne_bytes());
@@ -122,7 +122,7 @@ fn methods() -> Vec<(&'static str, Call)> {
     ]
 }
 
-/// Every call of a round after the one that opens the context. Input bytes of 0 name handle 0 and no attributes.
+/// Every call of a round after the one that opens the context. Zeros name handle 0 and no attributes.
 fn calls() -> Vec<(&'static str, Call)> {
     let whole = WRITES.map(|(name, number)| {
         (

@@ -1,4 +1,4 @@
-//! The command server without a NIC: calls built as libibverbs builds them, against a device that records what it is asked.
+//! The command server without a NIC: calls as libibverbs builds them, to a device that records its requests.
 
 mod commands;
 mod decode;

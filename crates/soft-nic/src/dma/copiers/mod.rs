@@ -1,20 +1,20 @@
-//! Copy helpers: threads of the process that take slices of one large copy beside the thread that has to do it.
+//! Copy helpers: threads of the process that take slices of one large copy beside the thread that shares it.
 //!
-//! One core copies what no cache of its own holds at 80 to 105 Gbit/s, two nearly twice that. [`Copiers::share`] offers the slices of
-//! one copy, numbered in increasing addresses; a thread that is free claims the next number. All of it is one word:
+//! One core copies what its caches do not hold at 80 to 105 Gbit/s, two nearly twice that. [`Copiers::share`]
+//! numbers a copy's slices by increasing address; a free thread claims the next. One word is the state:
 //!
 //! ```text
-//! bits  0..20  next slice to claim      20..40  slices      40..48  helpers that copy now      48..56  helpers at most
+//! bits  0..20 next slice to claim    20..40 slices    40..48 helpers that copy now    48..56 helpers at most
 //! ```
-//! A claim is one compare-and-swap that takes the next number and says that a helper is under way, so the word also says when
-//! no thread touches the memory any more (INV-16). What follows from it:
-//! - The sharing thread never waits for a helper that sleeps, or lacks a core before its claim: such a one has claimed nothing.
-//! - It waits for slices that are under way, as long as one slice takes at most: a helper that has claimed does nothing
-//!   but this copy, which waits for what a copy of our own would wait for, a page or a core.
-//! - A slice that fails ends the claims. Those before it were claimed before, so of several failures the first by address is known.
+//! A claim is one compare-and-swap that takes the next number and counts a helper as active, so the word also
+//! says when no thread touches the memory any more (INV-16). Therefore:
+//! - The sharing thread never waits for a helper asleep, or without a core before its claim: it has no slice.
+//! - It waits for slices in flight, as long as one slice takes at most: a helper that has claimed does only
+//!   this copy, which waits for what any copy would wait for, a page or a core.
+//! - A slice that fails ends the claims. Earlier ones were claimed, so the first failure by address is known.
 //!
-//! One copy at a time is shared: a second one in the process goes without helpers. They are started when the first copy
-//! is shared, look for the next one for [`SPIN`], and then sleep.
+//! One copy at a time is shared; a second one in the process goes without helpers. Helpers start with the
+//! first shared copy, look for the next one for [`SPIN`], and then sleep.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -29,7 +29,7 @@ use crate::os::{PerProcess, log, system};
 
 pub const MOST_SLICES: u32 = (1 << 20) - 1;
 
-/// Shortest payload that helpers have a part in. One of 32 KiB is copied by one thread as fast, if a cache of its core holds it.
+/// Shortest payload shared with helpers. One thread copies 32 KiB as fast, if a cache of its core holds it.
 pub const SHARED_FROM: u64 = 64 << 10;
 
 /// Lengths of a slice: less is not worth the claim, more lets the last one wait for longer.
@@ -38,14 +38,14 @@ const LONGEST: u64 = 64 << 10;
 
 const PAGE: u64 = system::PAGE as u64;
 
-/// How long a helper looks for the next slice before it sleeps. On a link of 100 Gbit/s that is full, the next message of
-/// 1 MiB comes 35 µs after one was copied; to be woken takes as long as to copy 100 KiB.
+/// How long a helper looks for the next slice before it sleeps. On a full 100 Gbit/s link, the next 1 MiB
+/// message comes 35 µs after the last copy; waking takes as long as copying 100 KiB.
 const SPIN: Duration = Duration::from_micros(100);
 
 /// How long a helper sleeps unless it is woken.
 const NAP: Duration = Duration::from_secs(10);
 
-/// Looks at the word before the sharing thread yields its core to the helper that it waits for: some 20 µs, which is longer than a slice takes.
+/// Looks at the word before the sharing thread yields its core: some 20 µs, longer than a slice takes.
 const LOOKS: u32 = 2_000;
 
 /// Offers before it sleeps between two looks.
@@ -88,8 +88,8 @@ struct Job<'a> {
 /// A helper in the word's count of those that copy now.
 const HELPER: u64 = 1 << 40;
 
-/// A value of the word, from the low bits on: the next slice (20 bits), the slices of the copy (20), helpers that copy now (8), and the
-/// most that may (8).
+/// A value of the word, from the low bits on: next slice (20 bits), slices of the copy (20), helpers that
+/// copy now (8), and the most that may (8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct State(u64);
 
@@ -149,9 +149,9 @@ impl Copiers {
         self.helpers
     }
 
-    /// Calls `copy` with every number below `slices` (at most [`MOST_SLICES`]), here and on the helpers, each number once and
-    /// handed out in increasing order. `copy` says false when it failed, and no further one begins then. Nothing runs any more
-    /// when this returns, or unwinds. Whether every slice was copied.
+    /// Calls `copy` with every number below `slices` (at most [`MOST_SLICES`]), here and on the helpers, each
+    /// once and handed out in increasing order. After `copy` returned false, no further one begins. Nothing
+    /// runs any more when this returns or unwinds. Returns whether every slice was copied.
     pub fn share(&self, slices: u32, copy: &(dyn Fn(u32) -> bool + Sync)) -> bool {
         let job = Job { copy };
         let is_shared = self.helpers > 0 && slices > 1 && slices <= MOST_SLICES;
@@ -199,8 +199,8 @@ impl Cut {
     }
 }
 
-/// Permit to share a copy with the helpers, one in a process. Closed and released on drop, so that no helper is left behind when
-/// the caller unwinds.
+/// Permit to share a copy with the helpers, one in a process. Closed and released on drop, so that no helper
+/// stays behind when the caller unwinds.
 struct SharePermit<'a>(&'static Helpers, PhantomData<&'a Job<'a>>);
 
 impl<'a> SharePermit<'a> {
@@ -209,12 +209,12 @@ impl<'a> SharePermit<'a> {
         (!helpers.permit_taken.swap(true, Ordering::Acquire)).then_some(SharePermit(helpers, PhantomData))
     }
 
-    /// Offers the slices of `job`, which outlives the permit, and so the use of it: [`SharePermit::close`] ends that.
+    /// Offers the slices of `job`, which outlives the permit: [`SharePermit::close`] ends all use of it.
     fn open(&self, job: &'a Job<'a>, slices: u32, most_helpers: u8) {
         self.0.failed.store(false, Ordering::Relaxed);
         self.0.job.store((&raw const *job).cast_mut().cast(), Ordering::Relaxed);
         let word = u64::from(slices) << 20 | u64::from(most_helpers) << 48;
-        // Sequentially consistent, as what a helper does before it sleeps: it sees the word, or we see that it sleeps.
+        // Sequentially consistent, as a helper's step before sleep: it sees the word, or is seen asleep.
         self.0.word.0.store(word, Ordering::SeqCst);
         self.0.wake_one();
     }
@@ -308,8 +308,8 @@ impl Helpers {
         let Some(mut before) = self.change(State::joined) else { return false };
         loop {
             let job = self.job.load(Ordering::Relaxed);
-            // SAFETY: this thread has claimed a slice and not said that it is done, so the thread that shares the job waits, and the
-            // job lives; the claim acquired what was stored before the word.
+            // SAFETY: this thread has claimed a slice and not said that it is done, so the thread that shares
+            // the job waits, and the job lives; the claim acquired what was stored before the word.
             let job = unsafe { &*job };
             let whole = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (job.copy)(before.next())));
             if !whole.unwrap_or(false) {

@@ -10,7 +10,7 @@ use super::super::testing::{Guarded, Stop};
 use super::*;
 use crate::os::testing::true_in_fork_child;
 
-/// Tests with helpers go one by one, those of the link too: beside another they would copy alone, and show nothing.
+/// Tests with helpers run one by one, the link's too: in parallel they would copy alone and show nothing.
 pub(crate) static ONE: Mutex<()> = Mutex::new(());
 
 fn segment(bytes: &[u8]) -> Segment {

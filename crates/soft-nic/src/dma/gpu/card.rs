@@ -1,4 +1,4 @@
-//! One GPU as the NIC's thread uses it: which way each message goes, by the mover or by the copy engine, and what its failure says.
+//! One GPU as the NIC's thread uses it: moves each message by mover or copy engine, and words its failure.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,16 +23,16 @@ use crate::os::{PerProcess, locked, log};
 /// Longest message that the mover takes by way of the NIC's pages.
 const SHORT: u64 = 32 << 10;
 
-/// Longest that one block of it takes, between pages that it sees (H200: 64 KiB out of the GPU 5 µs, by the copy engine 10; into it 11 and 18).
+/// Longest for one block between pages it sees (H200, 64 KiB: from the GPU 5 µs, engine 10; into it 11, 18).
 const ALONE: u64 = 128 << 10;
 
-/// Longest that several blocks take. The copy engine is no slower from here on, and the wait for the mover's end must be short.
+/// Longest for several blocks: beyond, the engine is no slower, and the wait for the mover must be short.
 const LONG: u64 = 2 << 20;
 
 /// From here on pages of the host are shown to the GPU, where the NIC's own would be on the way otherwise.
 const SEEN: u64 = 4 << 10;
 
-/// A copy that takes longer has waited for another process's kernels, which have the GPU for some 2 ms at a time (H200).
+/// A longer copy waited for another process's kernels, which hold the GPU for some 2 ms at a time (H200).
 const LAG: Duration = Duration::from_micros(500);
 
 /// Whether a copy took longer than [`LAG`].
@@ -189,12 +189,12 @@ impl NicGpu {
         (self.shared.half((done / HALF as u64) as usize % 2), (len - done).min(HALF as u64))
     }
 
-    /// What may use pages of the host for a message to or from a place on the GPU. A mover that runs was launched in the program's context just now.
+    /// What may use host pages for a message. A mover that runs was just launched in the program's context.
     fn gpu_access(&mut self, addr: u64, len: u64, place: Place) -> GpuAccess {
         if len < SEEN {
             return GpuAccess::None;
         }
-        // Not with the list's lock held: a mover may have to be launched, and the program's threads register regions.
+        // Without the list's lock: a mover may be launched here, and program threads register regions.
         match host_pages::gpu_access(self.card, addr, len, false) {
             GpuAccess::Unasked if !place.kind.kernels || self.mover_may_use(&[place], 0).unwrap_or(false) => {
                 host_pages::gpu_access(self.card, addr, len, true)
@@ -220,7 +220,7 @@ impl NicGpu {
             return Err(self.freed(from));
         }
         let copied = self.engine(Copy { tail, ..Copy::new(Way::OnDevice, to, from, len) }, target);
-        // The source may have gone since it was looked at; which side is to blame decides about the error of the message.
+        // The source may have gone since; which side is to blame decides the message's error.
         copied.map_err(|fault| if source.is_alive() { fault } else { self.freed(from) })
     }
 
@@ -281,8 +281,8 @@ impl NicGpu {
             return Ok(false);
         }
         let instance = self.mover.instance;
-        // Asked while it runs: until it ends the driver frees nothing, so that it cannot come upon a page that is gone,
-        // which would cost the program its context.
+        // Asked while it runs: until it ends the driver frees nothing, so it cannot meet a freed page, which
+        // would cost the program its context.
         match places.iter().find(|place| !place.is_alive_for(instance)) {
             Some(place) => Err(self.freed(place.addr)),
             None => Ok(true),
@@ -337,8 +337,8 @@ impl NicGpu {
         Ok(InFlightCopy { ticket, copy })
     }
 
-    /// A timed-out copy may still be executed, in the same memory, and a thread that is blocked is so for all copies: until then all fails
-    /// at once.
+    /// A timed-out copy may still be executed in the same memory, and a blocked thread blocks all copies:
+    /// until that ends all fail at once.
     fn need_no_other(&mut self, addr: u64) -> Result<(), Fault> {
         if timed_out::keeps_engine(self.card) { Err(Fault { addr }) } else { Ok(()) }
     }
@@ -358,7 +358,7 @@ impl NicGpu {
                 Err(Fault { addr })
             }
             None => {
-                // One that has not begun never will: the memory is free at once, and the engine when the worker has come to it.
+                // Not begun, it never will be: its memory is free now, the engine once the worker gets to it.
                 note(if ticket.cancel() { 0 } else { copy.len }, Some(ticket));
                 let what = "CUDA's driver has not answered for 3 s, and a message fails: does the program free or load, \
                             while a kernel waits for that message?";
@@ -385,7 +385,7 @@ impl NicGpu {
     }
 }
 
-/// Longest message that the mover takes: where it sees both ends, and where it does not or copies single bytes.
+/// Longest message that the mover takes: where it sees both ends; else, or where it copies single bytes.
 fn longest(direct: bool) -> u64 {
     if direct { LONG } else { SHORT }
 }

@@ -1,8 +1,8 @@
-//! What the NIC's threads have of each GPU, and what they do there: copies by the copy engine, launches of the mover.
+//! What the NIC's threads have of each GPU and do there: copies by the copy engine, launches of the mover.
 //!
-//! Copies are put into a context of the NIC's own. A call of the program that waits for a kernel may hold the lock of the program's
-//! context, which every other call there waits for; that kernel may wait for a message. A copy that waits for that lock could
-//! neither be taken back nor be left to end later. Kernels run in the program's context: those of two contexts have the GPU in turns.
+//! Copies use the NIC's own context. A program's call that waits for a kernel may hold the lock of the
+//! program's context while that kernel waits for a message. A copy waiting for this lock could be neither
+//! cancelled nor left to end. Kernels run in the program's context: two contexts have the GPU in turns.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -20,7 +20,7 @@ use super::worker::{JobState, Worker};
 /// The longest that a copy, or a wait of the driver's, may take.
 pub const LIMIT: Duration = Duration::from_secs(2);
 
-/// Bytes of each of the two halves of the memory on the way between pages that the GPU does not see and the GPU.
+/// Bytes of each half of the staging memory, between the GPU and pages that it does not see.
 pub const HALF: usize = 256 << 10;
 
 /// One copy: both sides as addresses of this process.
@@ -29,8 +29,8 @@ pub struct Copy {
     pub to: u64,
     pub from: u64,
     pub len: u64,
-    /// How many of them, at the end, go after all others. Towards the host they go to [`Self::tail_to`] beside the others, from where
-    /// the NIC stores them: that costs no time of its own.
+    /// How many of them, at the end, go after all others. Towards the host they go to [`Self::tail_to`]
+    /// beside the others, and the NIC stores them from there: that costs no extra time.
     pub tail: u64,
     pub tail_to: u64,
     /// Which side is a GPU's.
@@ -53,8 +53,8 @@ pub enum Way {
     OnDevice,
 }
 
-/// A copy from the host below this length is made of rows: by [`Stream::copy_rows_from_host`] it does not wait for the kernels of
-/// other processes (H200, kernels of two: 64 bytes 10 µs, in one piece 4.5 ms).
+/// A copy from the host below this length is made of rows: [`Stream::copy_rows_from_host`] does not wait for
+/// kernels of other processes (H200, kernels of two: 64 bytes 10 µs, in one piece 4.5 ms).
 const ROWS_BELOW: u64 = 64 << 10;
 
 /// Two rows of `width` bytes, the first at `at`, the second `pitch` bytes behind it.
@@ -65,7 +65,7 @@ struct Rows {
     pitch: u64,
 }
 
-/// Rows that are all of `len` bytes, some of them twice: rows that touch would be copied as one piece. `None`: too few bytes.
+/// All `len` bytes in rows, some twice: rows that touch would be copied as one piece. `None`: too few bytes.
 fn rows_of(len: u64) -> Option<[Rows; 2]> {
     let pitch = len / 2;
     let width = (len - pitch).div_ceil(2);
@@ -99,8 +99,8 @@ impl Shared {
         Arc::ptr_eq(&self.mail, &other.mail)
     }
 
-    /// Whether all that was made in the context is still there: a reset of the GPU frees the NIC's memory and streams too, and
-    /// none of them may be touched after that.
+    /// Whether all that was made in the context still exists: a reset of the GPU also frees the NIC's memory
+    /// and streams, and none of them may be touched after that.
     pub fn is_there(&self) -> bool {
         Allocation::id_at(self.mail.address().as_ptr() as u64) == self.mail_id
     }
@@ -147,8 +147,8 @@ pub struct Kernels {
     shared: Shared,
 }
 
-/// Takes a share in the GPU's primary context, makes one of the NIC's own, and in both all that is needed, before a kernel may keep the
-/// driver from it.
+/// Takes a share in the GPU's primary context, makes the NIC's own, and in both all that is needed, before a
+/// kernel may keep the driver from it.
 pub fn open(gpu: Gpu) -> Result<(Context, CopyEngine, Kernels), gpu::Error> {
     let context = Context::new(gpu)?;
     let mail = Arc::new(PinnedMemory::new(&context, MAIL_BYTES)?);
@@ -218,9 +218,9 @@ impl CopyEngine {
             }
             let (from, bytes) = (copy.from + offset, bytes as usize);
             match copy.way {
-                // SAFETY: a region's memory, or pages of the NIC's own; the driver refuses what is no (more) a GPU's.
-                // Deregistering the region waits until this has ended; where it timed out, until twice `LIMIT` after that, from when on
-                // nothing keeps it from what lies there then (`docs/soft-nic.md`). A ring stays mapped for as long as it takes.
+                // SAFETY: a region's memory or NIC pages; the driver refuses what is no GPU's (any more).
+                // Deregistering waits for the end, after a timeout until twice `LIMIT` later; then nothing
+                // keeps this from what lies there (`docs/soft-nic.md`). A ring stays mapped until the end.
                 Way::ToHost => unsafe { stream.copy_to_host(to, from, bytes) },
                 // SAFETY: as above.
                 Way::FromHost => unsafe { stream.copy_from_host(to, from, bytes) },
@@ -263,8 +263,8 @@ impl Kernels {
     }
 }
 
-/// The contexts of all GPUs that this process has had regions in. To make one and to register pages takes the driver long: a thread of
-/// its own does both, so that no copy waits behind it.
+/// The contexts of all GPUs that this process has had regions in. The driver takes long to make one and to
+/// register pages: a separate thread does both, so that no copy waits behind it.
 #[derive(Default)]
 pub struct GpuContexts {
     cards: BTreeMap<u32, (Context, Shared)>,
@@ -304,15 +304,15 @@ impl GpuContexts {
         Ok((context, shared))
     }
 
-    /// Lets every GPU see pages of the host. Says too whether the NIC may use that: not where the program has registered some of them
-    /// and may let them go, nor where they are several runs, of which no copy of the engine's may use two.
+    /// Lets every GPU see pages of the host. Returns too whether the NIC may use that: not where the program
+    /// registered some and may unregister them, nor where they are several runs: no engine copy may use two.
     pub fn register(&mut self, ordinal: u32, start: u64, len: u64) -> Result<(Registered, bool), gpu::Error> {
         let refused = |why: &str| gpu::Error::Refused(why.to_owned());
         let (context, _) = self.cards.get(&ordinal).ok_or_else(|| refused("this GPU is gone"))?;
         let first = NonNull::new(std::ptr::with_exposed_provenance_mut(start as usize));
         let first = first.ok_or_else(|| refused("no memory"))?;
-        // SAFETY: a region of the program's, which stays until it is deregistered, where this registration ends as soon as the
-        // driver lets it, and nothing of the NIC's uses it from then on; or a ring of the NIC's, which stays that long.
+        // SAFETY: a program's region stays until deregistered, where this registration ends as soon as the
+        // driver lets it, and nothing of the NIC's uses it from then on; a NIC ring stays until then.
         let registered = unsafe { Registered::new(context, first, len as usize, Kind::Memory) }?;
         let usable = registered.how() == [How::Memory] && registered.device_address() == start;
         Ok((registered, usable))

@@ -1,15 +1,15 @@
 //! Pages of the host that the GPU may write and read by itself: regions of the program and rings of the NIC.
 //!
-//! Registering pages with CUDA takes 0.3 ms, and up to 0.1 s a gigabyte with a lock held that copies wait for (H200). So it is done once,
-//! for the piece of a region that a long message to or from a GPU is first met in, and beside the messages: until the driver has
-//! answered they are staged, and so is what lies in two pieces, of which no copy of the engine's may use both. Pages that the program
-//! registered itself are used as they are, by the copy engine only: it may let them go at any time, and a kernel that goes
-//! there then costs it its context. A program that registers after the NIC is refused by the driver
-//! (`CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`).
+//! Registering pages with CUDA takes 0.3 ms, and up to 0.1 s a gigabyte with a lock held that copies wait for
+//! (H200). So it is done once, beside the messages, for the piece of a region that a long GPU message first
+//! meets. Until the driver answers they are staged. So is what lies in two pieces: no engine copy may use
+//! both. Pages that the program registered itself are used by the copy engine only: it may unregister them at
+//! any time, and a kernel that goes there then costs it its context. A program that registers after the NIC
+//! is refused by the driver (`CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`).
 //!
-//! Ending a registration waits for every kernel of the process, in the driver, with a lock held that copies wait for
-//! (`cuMemHostUnregister`, measured). So a thread first waits without it, for as long as a kernel runs, and the thread that
-//! deregisters the pages waits a moment at most. Pages that are on their way out are not used, nor what is mapped in their place meanwhile.
+//! Ending a registration waits for every kernel of the process, in the driver, with a lock held that copies
+//! wait for (`cuMemHostUnregister`, measured). So a thread first waits without it while a kernel runs, and
+//! the thread that deregisters waits a moment at most. Meanwhile the NIC uses nothing at these addresses.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -107,8 +107,8 @@ impl HostPages {
         Some(HostPages { start, len, generation: fork_generation() })
     }
 
-    /// Lets them go, and `kept`, which has them mapped, when no GPU sees them any more, and no timed-out copy is in flight there.
-    /// Returns at once.
+    /// Unregisters them and drops `kept`, which has them mapped, once no GPU sees them any more and no
+    /// timed-out copy is in flight there. Returns at once.
     pub fn end_with(self, kept: impl Send + 'static) {
         self.leave(kept, true);
         // There is nothing left to drop.
@@ -194,8 +194,8 @@ impl Drop for HostPages {
     }
 }
 
-/// What may use `addr..addr + len` now. Where they lie in a noted piece that no GPU sees yet, one is asked to if `asks`: only while the
-/// program's context takes calls, since a registration that waits for that context's lock holds one that copies wait for, in any context.
+/// What may use `addr..addr + len` now. `asks`: a noted piece that no GPU sees yet is registered. Only while
+/// the program's context takes calls: a registration waiting for its lock holds one that all copies wait for.
 pub fn gpu_access(card: u32, addr: u64, len: u64, asks: bool) -> GpuAccess {
     let mut registrations = registrations();
     let Registrations { entries, unregistering } = &mut *registrations;
@@ -256,7 +256,7 @@ impl State {
     }
 }
 
-/// First byte and length of the piece of a region that an address in it lies in; pieces but the first begin on a page.
+/// First byte and length of the piece of a region that `addr` lies in; all but the first begin on a page.
 fn piece_of((start, len): (u64, u64), addr: u64) -> (u64, u64) {
     let base = start / PAGE as u64 * PAGE as u64;
     let first = base + (addr - base) / PIECE * PIECE;

@@ -1,14 +1,14 @@
-//! Regions in a GPU's memory: found by their address when they are registered, and reached through CUDA by the process that
+//! Regions in a GPU's memory: found by address when registered, and reached through CUDA by the process that
 //! allocated them.
 //!
-//! No page of such memory can be mapped by a CPU, so whatever the NIC reads or writes there goes through a kernel (`mover`) when it
-//! is short, and through the copy engine (`engine`) when it is long or while no mover takes commands: `state` has the mover's states,
-//! `worker` those of a job of the copy engine. `card` chooses between both and waits for either, with a deadline: so payload, flag and
-//! CQE are in order because the NIC is. A process that has not loaded CUDA pays one relaxed load an access (`ranges`), and the driver
-//! is never loaded because of the NIC.
+//! No CPU can map a page of such memory, so what the NIC reads or writes there goes through a kernel
+//! (`mover`) when short, and through the copy engine (`engine`) when long or while no mover takes commands.
+//! `state` has the mover's states, `worker` those of an engine job. `card` chooses between both and waits for
+//! either, with a deadline: so payload, flag and CQE are in order because the NIC is. A process that has not
+//! loaded CUDA pays one relaxed load an access (`ranges`), and the NIC never loads the driver.
 //!
-//! Left out: memory that moves by itself (managed) and pools that no NIC may reach, which are refused as by a card's
-//! `nvidia_peermem`; queues in a GPU's memory, which need DEVX.
+//! Left out: memory that moves by itself (managed) and pools that no NIC may reach, refused as by a card's
+//! `nvidia_peermem`; queues in GPU memory, which need DEVX.
 
 mod card;
 mod counts;
@@ -56,7 +56,7 @@ pub fn has_lagged() -> bool {
     LAGGED.load(Ordering::Relaxed) && LAGGED.swap(false, Ordering::Relaxed)
 }
 
-/// Copies where an end is a GPU's memory. `None`: none is. `last`: the last word goes last, by a release store.
+/// Copies where an end is GPU memory. `None`: neither is. `last`: the last word goes last, by release store.
 #[inline(always)]
 pub(super) fn copy(to: u64, from: u64, len: u64, last: bool) -> Option<Result<(), Fault>> {
     if exist() { copy_on_gpu(to, from, len, last) } else { None }

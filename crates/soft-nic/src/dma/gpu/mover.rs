@@ -1,8 +1,8 @@
 //! The NIC's end of the mover kernel (`mover.ptx`): commands left in pinned memory, and answers.
 //!
-//! A command is left only for an instance that has said that it runs. An instance ends by itself and says so after its last
-//! look, so that a command that was left too late is known not to have been taken, and is taken back before the next launch.
-//! Nothing here calls the driver: launches are the worker's.
+//! A command is left only for an instance that has said that it runs. An instance ends by itself and says so
+//! after its last look. So a command left too late is known not to have been taken, and is taken back before
+//! the next launch. Nothing here calls the driver: launches are the worker's.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ pub const ASSEMBLY: &CStr =
 
 /// Threads of each of its blocks.
 pub const THREADS: u32 = 256;
-/// Blocks where there are long copies, of which all but the first help with these alone: what fills the bus (H200: 1 MiB out of the GPU takes one
-/// block 29 µs, four 25, eight 25; into the GPU 98, 45 and 32).
+/// Blocks for long copies, with which all but the first help; these fill the bus (H200: 1 MiB out of the GPU
+/// takes one block 29 µs, four 25, eight 25; into the GPU 98, 45 and 32).
 pub const BLOCKS: u32 = 8;
 /// How long it waits for a command.
 pub const IDLE_NS: u32 = 200_000;
@@ -38,10 +38,10 @@ const START: Duration = Duration::from_millis(1);
 /// How long a command may take: microseconds, but a debugger may have stopped the GPU.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Indices of words of the mail: of 32 bits, and (`LONG_`) of 64. The first line is the NIC's, the others the mover's.
+/// Indices of words of the mail, 32 or (`LONG_`) 64 bits. The first line is the NIC's, the rest the mover's.
 mod at {
-    /// The command: in each word its number above, and 32 bits of it below, so that the mover sees with one look at all of them
-    /// that a command is there whole (one that looked for the number first would wait for the bus twice).
+    /// The command: each word has its number above and 32 bits of it below. One look at all shows the mover
+    /// that a command is complete (looking for the number first would wait for the bus twice).
     pub const LONG_COMMAND: usize = 0;
     pub const COMMAND_WORDS: usize = 10;
     pub const ANSWERED: usize = 32;
@@ -55,7 +55,7 @@ mod at {
 /// What the mover is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// `tail`: bytes of the last naturally aligned word of the destination, which is stored last; 0: in any order.
+    /// `tail`: bytes of the destination's last naturally aligned word, which is stored last; 0: any order.
     Copy {
         to: u64,
         from: u64,
@@ -132,7 +132,7 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// One that was not launched yet. `patient`: a launch is waited for as long as a command, and no mover is too slow.
+    /// Not launched yet. `patient`: a launch is waited for as long as a command, and no mover is too slow.
     pub fn new(mail: Arc<PinnedMemory>, patient: bool) -> Mover {
         Mover {
             mail,
@@ -165,7 +165,7 @@ impl Mover {
         self.states.on(Event::Seen(seen), now)
     }
 
-    /// The state in which the next command finds it; has an instance launched, where none runs, and waits a while for it to begin.
+    /// The state that the next command finds. Launches an instance if none runs, and waits a while for it.
     ///
     /// Error: the driver refused the launch.
     pub fn ready(

@@ -1,9 +1,9 @@
-//! Which addresses of this process are a GPU's memory that regions are in: allocations as a whole, and regions where memory is mapped
-//! piece by piece into a range of addresses that was reserved (`cuMemMap`). Of that the driver tells no piece's bounds.
+//! Which addresses of this process are GPU memory with regions: whole allocations, and regions where memory
+//! is mapped by pieces into a reserved range (`cuMemMap`), whose bounds the driver does not tell.
 //!
-//! Every access of the NIC to the program's memory asks here, so that a program without CUDA pays one relaxed load. Words only:
-//! a fork child, which has no GPU, empties the table, whichever thread was changing it at that moment. One thread at a time
-//! changes it.
+//! Every access of the NIC to the program's memory asks here, so that a program without CUDA pays one relaxed
+//! load. Words only: a fork child, which has no GPU, empties the table, whichever thread was changing it at
+//! that moment. One thread at a time changes it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use mlx5_device::memory::Segment;
 
 use crate::os::{ForgetInChild, PerProcess, locked};
 
-/// Allocations with regions, and regions in mapped pieces, that one process may have at a time; a message to or from the host is compared with all of them.
+/// Most allocations with regions, and mapped regions, at a time; each host message is compared with all.
 pub const MAX_ALLOCATIONS: usize = 512;
 
 struct Entry {
@@ -35,7 +35,7 @@ const MAPPED: u32 = 1 << 30;
 /// What an entry is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
-    /// A region in memory that is mapped piece by piece, and may be mapped anew at any time; else one allocation.
+    /// A region in memory that is mapped by pieces, and may be remapped at any time; else one allocation.
     pub mapped: bool,
     /// Kernels of the primary context may use it.
     pub kernels: bool,
@@ -101,8 +101,8 @@ impl Place {
         chunks(self.addr, end).all(|chunk| Allocation::id_at(chunk).is_some_and(|now| now <= id))
     }
 
-    /// The same, of an allocation asked once for each instance of the mover: while one runs the driver frees nothing. What is mapped
-    /// it unmaps at any time.
+    /// Like `is_alive`, but an allocation is asked once for each mover instance: while one runs the driver
+    /// frees nothing. Mapped memory it unmaps at any time.
     pub fn is_alive_for(&self, instance: u32) -> bool {
         if self.kind.mapped {
             return self.is_alive();
@@ -119,8 +119,8 @@ impl Place {
     }
 }
 
-/// What `len` bytes at an address lie in, if a region is there. Of several entries it is the one that holds all of them and was
-/// registered last.
+/// What `len` bytes at `addr` lie in, if a region is there: of several entries, the one that holds all of
+/// them and was registered last.
 pub fn find(addr: u64, len: u64) -> Option<Place> {
     let used = USED.load(Ordering::Acquire).min(MAX_ALLOCATIONS);
     let holding = (0..used).filter_map(|entry| {
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn of_regions_that_overlap_the_one_that_holds_all_and_was_registered_last_is_taken() {
         let at = 0x8_0000_0000u64;
-        // As regions of mapped pieces are, and an allocation that was freed and allocated anew under its region.
+        // As regions of mapped pieces are, and an allocation freed and allocated anew under its region.
         let known = [(0, 8, 5), (4, 6, 9), (4, 10, 7), (0, 8, 6)];
         let known = known.map(|(start, end, id)| {
             Known::new(at + start, at + end, id, 0, Kind { mapped: true, kernels: false }).unwrap()

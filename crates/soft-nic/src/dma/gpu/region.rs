@@ -44,7 +44,7 @@ impl GpuError {
     }
 }
 
-/// A region in a GPU's memory. The allocation is known to the NIC, and the GPU's context held, until this is dropped.
+/// A region in GPU memory. Until it is dropped, the NIC knows the allocation and holds the GPU's context.
 #[derive(Debug)]
 pub struct GpuRegion {
     _known: Known,
@@ -54,7 +54,7 @@ pub struct GpuRegion {
 }
 
 impl GpuRegion {
-    /// Takes `addr..addr + length` if it is a GPU's memory. `None`: it is not, or this process does not use CUDA.
+    /// Takes `addr..addr + length` if it is GPU memory. `None`: it is not, or the process does not use CUDA.
     ///
     /// Errors: see [`GpuError`]; nothing is left behind.
     pub fn find(addr: u64, length: u64) -> Result<Option<GpuRegion>, GpuError> {
@@ -86,7 +86,7 @@ impl GpuRegion {
             .ok_or_else(|| GpuError::Driver("making the NIC's context took too long".into()))?
             .map_err(told)?;
         let is_mapped = !allocation.is_in_a_context();
-        // Whatever the program granted when it mapped a piece: a kernel that may not write there would cost it its context.
+        // Every piece must be writable: a kernel that may not write there costs the program its context.
         let pieces_allow = || {
             let pieces: Vec<u64> = ranges::chunks(addr, last).collect();
             let ask = move |_: &mut _, _: &JobState| pieces.iter().all(|piece| gpu.may_write(*piece));
@@ -94,8 +94,8 @@ impl GpuRegion {
         };
         let kernels =
             shared.no_mover.is_none() && if is_mapped { pieces_allow() } else { allocation.is_of(&context) };
-        // What belongs to no context is mapped: the driver tells the range that was reserved, which may have gaps, and each piece's
-        // number.
+        // Memory of no context is mapped: the driver tells the reserved range, which may have gaps, and each
+        // piece's number.
         let (start, end, id) = if is_mapped { (addr, last, newest) } else { (start, end, allocation.id()) };
         let kind = Kind { mapped: is_mapped, kernels };
         let card = gpu.ordinal();
@@ -114,8 +114,8 @@ impl GpuRegion {
 
 impl Drop for GpuRegion {
     fn drop(&mut self) {
-        // What is deregistered may be another's memory after this; what is copied there now has the table's entry still, and ends with an
-        // error where the program frees it. A fork child has neither.
+        // Deregistered memory may be another's after this. A copy there now still has the table's entry, and
+        // ends with an error where the program frees it. A fork child has neither.
         if self.generation == fork_generation() {
             timed_out::await_end(self.addr, self.len, false);
         }

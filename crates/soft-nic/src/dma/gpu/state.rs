@@ -1,19 +1,19 @@
 //! States of a GPU's mover, and all that leads from one to the next. In `Runs` it moves the messages, in
 //! `Reset` they fail, and in every other state the copy engine moves them.
 //!
-//! A mover that takes too long for what it does shares the GPU with another process, and has it in turns only: it rests, since the
-//! copy engine does better. Knows nothing of CUDA; the time is an argument.
+//! A mover that takes too long shares the GPU with another process, and has it in turns only: it rests, since
+//! the copy engine does better. Knows nothing of CUDA; the time is an argument.
 
 use std::time::{Duration, Instant};
 
 /// What a command may take, whatever its length.
 const SLOW: Duration = Duration::from_micros(100);
-/// And beside that for its bytes: 8 GB/s. One block without help moves 2 MiB into the GPU in 196 µs, which are 10.7 (H200); beside kernels that
-/// fill the GPU and poll it takes 450, and counts as slow: the engine takes 60 there.
+/// And beside that for its bytes: 8 GB/s. One block alone moves 2 MiB into the GPU in 196 µs, 10.7 GB/s
+/// (H200). Beside kernels that fill the GPU and poll it takes 450 and counts as slow: the engine takes 60.
 const BYTES_PER_NS: u64 = 8;
-/// What a launch may take, which has the driver and a thread to wait for as well (H200: 45 to 200 µs where no other process shares the GPU).
+/// What a launch may take; the driver and a thread add to it (H200, GPU not shared: 45 to 200 µs).
 const SLOW_START: Duration = Duration::from_micros(250);
-/// For how long it rests: where it was slow once, as while the driver registers pages, and where it is again and again.
+/// How long it rests: when slow once, as while the driver registers pages, and when slow again and again.
 const REST: Duration = Duration::from_millis(1);
 const LONGEST_REST: Duration = Duration::from_millis(160);
 

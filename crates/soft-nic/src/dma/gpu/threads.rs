@@ -1,7 +1,7 @@
 //! The NIC's threads that call CUDA's driver.
 //!
-//! There are four: one copies; one launches; one makes contexts and registers pages, which takes seconds for tens of gigabytes; one
-//! unregisters pages, for which it waits until the program's kernels have ended.
+//! There are four. One copies; one launches; one makes contexts and registers pages, which takes seconds for
+//! tens of gigabytes; one unregisters pages, once the program's kernels have ended.
 
 use std::io;
 use std::sync::OnceLock;

@@ -1,5 +1,5 @@
 //! Timed-out copies the GPU may still execute; their buffers stay quarantined until it reports completion.
-//! A list and a lock of its own, so that deregistering a region does not wait for the message that is copied now.
+//! A separate list and lock: deregistering a region does not wait for the message being copied.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +25,7 @@ pub enum By {
 struct TimedOutCopy {
     card: u32,
     by: By,
-    /// First byte written and first byte read, and how many of each; of a copy that was not begun, and never will be, none.
+    /// First byte written and first byte read, and how many of each; 0 if the copy never begins.
     ends: [u64; 2],
     len: u64,
     since: Instant,
@@ -80,7 +80,7 @@ impl TimedOutCopy {
 }
 
 static ALL: PerProcess<Mutex<Vec<TimedOutCopy>>> = PerProcess::empty();
-/// How many there are: without any, no lock is taken. A fork child may begin with its parent's number, until its first look.
+/// How many there are: without any, no lock is taken. A fork child may at first see its parent's number.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn with<R>(what: impl FnOnce(&mut Vec<TimedOutCopy>) -> R) -> R {
@@ -94,7 +94,7 @@ fn exist() -> bool {
     COUNT.load(Ordering::Acquire) != 0
 }
 
-/// Notes one: `ends` are the first bytes written and read, `len` bytes of each, 0 where nothing has been begun nor will be.
+/// Notes one: `ends` are the first bytes written and read, `len` bytes of each; 0 if it never begins.
 pub fn note(card: u32, by: By, ends: [u64; 2], len: u64, job: Option<Ticket<Result<(), gpu::Error>>>) {
     with(|all| all.push(TimedOutCopy { card, by, ends, len, since: Instant::now(), job, asked: None }));
 }
@@ -141,8 +141,8 @@ pub fn touches(start: u64, len: u64) -> bool {
     exist() && with(|all| all.iter().any(|one| one.touches(start, len)))
 }
 
-/// Waits until none reads or writes there any more; for each until two times [`LIMIT`] have gone by since it timed out, or, where it is to be
-/// `sure`, for as long as it takes.
+/// Waits until none reads or writes there any more; for each until two times [`LIMIT`] after it timed out or,
+/// if `sure`, for as long as it takes.
 pub fn await_end(start: u64, len: u64, sure: bool) {
     let mut rest = Duration::from_millis(1);
     loop {

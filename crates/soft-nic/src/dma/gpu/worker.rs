@@ -1,8 +1,8 @@
 //! A thread that calls CUDA's driver for the NIC: the driver blocks, and the NIC must not.
 //!
-//! While the program frees memory, loads a kernel or copies in the default stream, and a kernel runs that does not end, the
-//! driver holds a lock (measured on an H200: a copy of the NIC waits until that kernel ends). So the NIC hands jobs to a
-//! thread and waits for each with a deadline. The thread has CUDA's context; the program's threads keep theirs.
+//! While the program frees memory, loads a kernel or copies in the default stream, and a kernel runs that
+//! does not end, the driver holds a lock (measured, H200: a NIC copy waits for that kernel). So the NIC hands
+//! jobs to a thread and waits for each with a deadline. It has CUDA's context; program threads keep theirs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SendError, Sender, TryRecvError, channel};
@@ -20,9 +20,9 @@ type Job<H> = Box<dyn FnOnce(&mut H) + Send>;
 /// A thread's queue of jobs; the thread keeps an `H` for them, and ends with this.
 pub struct Worker<H>(Sender<Job<H>>);
 
-/// State of a job: posted, begun, done; or cancelled, and then done. A job that must not run after its poster's deadline begins
-/// explicitly, before each call of the driver: so a copy that timed out behind a blocked call does not write into memory that has
-/// another use by then.
+/// State of a job: posted, begun, done; or cancelled, and then done. A job that must not run after its
+/// poster's deadline begins explicitly, before each driver call. So a copy that timed out behind a blocked
+/// call does not write into memory that is reused by then.
 #[derive(Debug, Default)]
 pub struct JobState(AtomicU32);
 
@@ -114,7 +114,7 @@ impl<H: Default + 'static> Worker<H> {
             slot.state.0.store(JobState::DONE, Ordering::Release);
         });
         if let Err(SendError(job)) = self.0.send(job) {
-            // Without a thread it is never done, and its poster's deadline passes. What it holds stays: a copy may still use it.
+            // Without a thread its poster's deadline passes. What it holds stays: a copy may still use it.
             std::mem::forget(job);
         }
         ticket
@@ -122,7 +122,7 @@ impl<H: Default + 'static> Worker<H> {
 }
 
 fn serve<H: Default>(jobs: &Receiver<Job<H>>) {
-    // Without it a question of this thread's spoils a graph that the program records; an older driver has it too.
+    // Without this call, queries here spoil a graph that the program records. Older drivers have it too.
     let _ = gpu::spare_captures();
     let mut kept = H::default();
     loop {

@@ -1,4 +1,4 @@
-//! For tests: memory between guard pages, where one byte too far is a fault and not a neighbour; and the end of threads.
+//! For tests: memory between guard pages, where one byte too far is a fault; and the end of threads.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -17,8 +17,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Leases a file that nothing else has open: an open waits for as long as the kernel waits for the holder (`fs.lease-break-time`, 45 s),
-/// an open without waiting is refused. The holder is told by a signal that is ignored.
+/// Leases a file that nothing else has open: an open waits as long as the kernel waits for the holder
+/// (`fs.lease-break-time`, 45 s); one without waiting is refused. The holder is told by an ignored signal.
 ///
 /// Errors: the kernel's, as where a file system knows no leases.
 pub fn lease(file: &impl AsRawFd) -> io::Result<()> {
@@ -102,8 +102,8 @@ pub fn is_leased(file: &impl AsRawFd) -> bool {
 /// Objects in guarded memory start on multiples of this, as queues must.
 const ALIGN: usize = 64;
 
-/// Pages of zeroes with an inaccessible page before and behind. The bytes asked for end where the page behind begins, but
-/// for the padding to a multiple of [`ALIGN`].
+/// Pages of zeroes with an inaccessible page before and behind. The bytes asked for end where the page behind
+/// begins, except for the padding to a multiple of [`ALIGN`].
 #[derive(Debug)]
 pub struct Guarded {
     mapping: *mut u8,
@@ -169,7 +169,7 @@ impl Guarded {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.len, "word at {offset} of {}", self.len);
         // SAFETY: in bounds, as just checked.
         let at = unsafe { self.mapping.add(self.start + offset) };
-        // SAFETY: aligned; the mapping lives as long as `self`; everyone uses it by atomics or from outside of Rust.
+        // SAFETY: aligned; the mapping lives as long as `self`; it is used by atomics or outside of Rust.
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 

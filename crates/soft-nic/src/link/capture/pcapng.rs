@@ -1,8 +1,8 @@
-//! pcapng files, little-endian, times in ns: section header, interface description, enhanced packet, interface statistics.
+//! pcapng, little-endian, times in ns: section header, interface description and statistics, enhanced packet.
 //!
-//! Follows draft-ietf-opsawg-pcapng §3 (block structure, options), §4.1, 4.2, 4.3 and 4.6 (these four blocks); golden bytes in
-//! the tests are worked out from there, and tshark reads them (`tests/it/capture.rs`). Left out: every other block, captures of
-//! several interfaces.
+//! Follows draft-ietf-opsawg-pcapng §3 (block structure, options), §4.1, 4.2, 4.3 and 4.6 (these four
+//! blocks). The tests' golden bytes are worked out from there, and tshark reads them (`tests/it/capture.rs`).
+//! Left out: every other block, captures of several interfaces.
 
 mod kind {
     pub const SECTION_HEADER: u32 = 0x0a0d_0d0a;
@@ -133,7 +133,7 @@ pub enum BlockKind {
     Other,
 }
 
-/// The first block of a stream of blocks; `None`: it is not whole yet. Errors: bytes that are no block, as a sentence.
+/// The first block of a stream; `None`: it is not whole yet. Errors: bytes that are no block, as a sentence.
 pub fn first_block(bytes: &[u8]) -> Result<Option<(BlockKind, &[u8])>, String> {
     let word = |at: usize| bytes.get(at..)?.first_chunk().copied().map(u32::from_le_bytes);
     let (Some(kind), Some(length)) = (word(0), word(4)) else { return Ok(None) };

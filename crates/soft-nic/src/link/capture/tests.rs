@@ -25,8 +25,8 @@ fn packet(bytes: &[u8]) -> WirePacket<'_> {
 fn the_frame_around_a_packet_is_the_kernels_but_for_mac_addresses_and_checksum() {
     let mut frame = Vec::new();
     assert!(packet(&SEND).append_frame(&mut frame));
-    // The UDP checksum, which the kernel left 0, worked out by hand: the words of the pseudo header, 0xa09+2+0xa09+1+17+32; of
-    // the header, 0xc121+0x12b7+0x20; and of the payload.
+    // The UDP checksum, which the kernel left 0, worked out by hand: words of the pseudo header,
+    // 0xa09+2+0xa09+1+17+32; of the header, 0xc121+0x12b7+0x20; and of the payload.
     let golden = [
         0x02, 0x00, 10, 9, 0, 1, 0x02, 0x00, 10, 9, 0, 2, 0x08, 0x00, // Ethernet
         0x45, 0x00, 0x00, 0x34, 0x4a, 0x5c, 0x40, 0x00, 0x40, 0x11, 0xdc, 0x48, 10, 9, 0, 2, 10, 9, 0,
