@@ -1,8 +1,8 @@
 //! Completion queue entry: 64 bytes, or the second half of a 128-byte slot.
 //!
-//! Follows `struct mlx5_cqe64`, `struct mlx5_err_cqe` (`mlx5dv.h`; bytes 52 and 53 are named by gpunetio's `mlx5_prm.h`) and
-//! `mlx5_parse_cqe`, `get_sw_cqe`, `mlx5_copy_to_recv_wqe` of `cq.c` and `qp.c`. Left out: compressed CQEs, striding
-//! receive queues, tag matching, checksum and VLAN fields.
+//! Follows `struct mlx5_cqe64`, `struct mlx5_err_cqe` (`mlx5dv.h`; gpunetio's `mlx5_prm.h` names bytes 52 and
+//! 53), `mlx5_parse_cqe`, `get_sw_cqe` and `mlx5_copy_to_recv_wqe` (`cq.c`, `qp.c`). Left out: compressed
+//! CQEs, striding receive queues, tag matching, checksum and VLAN fields.
 
 use crate::bytes::{be16, be24, fields, put};
 use crate::{CqeOpcode, LayoutError};
@@ -31,7 +31,7 @@ pub(crate) mod at {
     pub const OP_OWN: usize = super::OP_OWN;
 }
 
-/// Owner bit that the device writes into the CQE with this running index, and that the consumer expects there.
+/// Owner bit that the device writes into the CQE of this running index, and that the consumer expects.
 /// `entries` is a power of two; the first lap has 0.
 pub const fn owner_bit(index: u32, entries: u32) -> bool {
     index & entries != 0
@@ -132,8 +132,8 @@ fields! {
     }
 }
 
-/// What a device writes into a CQE. Fields that do not go with the opcode are to be left at their default, which is a requester CQE of
-/// the first lap.
+/// What a device writes into a CQE. Fields that the opcode does not use keep their default. The default of
+/// all fields is a requester CQE of the first lap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CqeFields {
     pub opcode: CqeOpcode,
@@ -170,13 +170,13 @@ pub struct CqeFields {
 }
 
 impl CqeFields {
-    /// The 64 bytes of a CQE whose payload is in the WQE's buffers. Write all but the last 8 bytes first, then these, which
-    /// hold byte [`OP_OWN`], by one release store.
+    /// The 64 bytes of a CQE whose payload is in the WQE's buffers. Write the first 56 bytes first, then the
+    /// last 8, which hold byte [`OP_OWN`], by one release store.
     #[inline]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
         let flags = u32::from(self.grh) << 28 | u32::from(self.service_level & 0xf) << 24;
         let op_own = OpOwn::new(self.opcode, ScatterFormat::Buffers, self.solicited, self.owner).0;
-        // By whole words: what copies the CQE loads words, and one that was stored in pieces it would wait for.
+        // By whole words: a reader that copies the CQE loads words, and would stall on one stored in pieces.
         let mut words = [0_u64; CQE_BYTES / 8];
         let mut at =
             |at: usize, bytes: usize, value: u64| words[at / 8] |= value << (64 - 8 * (at % 8 + bytes));
@@ -199,9 +199,9 @@ impl CqeFields {
         out
     }
 
-    /// Fills a slot of 64 or 128 bytes with the CQE, and with `payload` where that is given: up to 32 bytes go into the
-    /// CQE, over the fields of its first half, up to 64 into the first half of a large slot. `byte_count` must be the
-    /// payload's length. Error: another slot size, or a payload that has no room.
+    /// Fills a slot of 64 or 128 bytes with the CQE and with `payload`, if any. Up to 32 bytes go into the
+    /// CQE, over its first half; up to 64 go into the first half of a large slot. `byte_count` must be the
+    /// payload's length. Errors: another slot size, or a payload that does not fit.
     pub fn emit_slot(&self, payload: Option<&[u8]>, slot: &mut [u8]) -> Result<(), LayoutError> {
         let size = slot.len();
         let at = cqe_at(size)?;

@@ -1,8 +1,8 @@
 //! Doorbell records in memory, and the registers of a UAR page.
 //!
-//! Records follow `MLX5_RCV_DBR`, `MLX5_SND_DBR` (`mlx5dv.h`) and `MLX5_CQ_SET_CI`, `MLX5_CQ_ARM_DB` (`mlx5.h`); registers
-//! follow `post_send_db` (`qp.c`), `mlx5_arm_cq` (`cq.c`), `MLX5_BF_OFFSET` (`mlx5.h`) and `MLX5_CQ_DOORBELL`
-//! (`mlx5dv.h`). Left out: the record-less doorbell at 0x600 of newer cards.
+//! Records follow `MLX5_RCV_DBR`, `MLX5_SND_DBR` (`mlx5dv.h`), `MLX5_CQ_SET_CI` and `MLX5_CQ_ARM_DB`
+//! (`mlx5.h`). Registers follow `post_send_db` (`qp.c`), `mlx5_arm_cq` (`cq.c`), `MLX5_BF_OFFSET` (`mlx5.h`)
+//! and `MLX5_CQ_DOORBELL` (`mlx5dv.h`). Left out: the record-less doorbell at 0x600 of newer cards.
 
 use crate::bytes::{Field, fields};
 use crate::send_wqe::{MAX_DS, blocks};
@@ -31,9 +31,9 @@ pub const fn consumer_of(word: [u8; 4]) -> u32 {
 fields! {
     /// What is written to a send doorbell register: the first 8 bytes of a control segment, real or made up.
     ///
-    /// Two conventions are in use, and both work on cards. libmlx5 stores the last WQE's own first words: index of that
-    /// WQE, its `ds`. NVSHMEM, DeepEP, UCX and gpunetio store the *next* index and leave opcode and `ds` 0.
-    /// [`Doorbell::next_index`] reads both.
+    /// Two conventions are in use, and both work on cards. libmlx5 stores the last WQE's own first words: its
+    /// index and its `ds`. NVSHMEM, DeepEP, UCX and gpunetio store the *next* index and leave opcode and `ds`
+    /// 0. [`Doorbell::next_index`] reads both.
     #[derive(Default)]
     Doorbell(8) {
         opmod: u8 = 0,
@@ -69,7 +69,7 @@ pub enum ArmFor {
     Solicited,
 }
 
-/// A request for one completion event: in the arm word of the CQ's record, and with the CQN in the UAR register.
+/// A request for one completion event: in the CQ record's arm word, and with the CQN in the UAR register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arm {
     /// Number of events so far, modulo 4.
@@ -98,7 +98,7 @@ mod tests {
     const SEND_RECORD: [u8; 8] = [0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x0a];
     /// libmlx5 44: register after one inline WRITE at block 7, ds 6, QP 0x40.
     const LAST_WQE: [u8; 8] = [0x00, 0x00, 0x07, 0x08, 0x00, 0x00, 0x40, 0x06];
-    /// gpunetio's `doca_gpu_dev_verbs_prepare_db` rule by hand: BE32(index << 8), BE32(qpn << 8), index 0x1234, QP 0xa7.
+    /// gpunetio's `doca_gpu_dev_verbs_prepare_db` by hand: BE32(index << 8), BE32(qpn << 8), 0x1234 and 0xa7.
     const NEXT_INDEX: [u8; 8] = [0x00, 0x12, 0x34, 0x00, 0x00, 0x00, 0xa7, 0x00];
     /// libmlx5 44: UAR + 0x20 after `ibv_req_notify_cq(cq, 1)` on the unused CQ 0x401.
     const ARM_SOLICITED: [u8; 8] = [0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x04, 0x01];

@@ -1,12 +1,12 @@
-//! Bytes that a driver and an mlx5 NIC exchange: send and receive WQEs, CQEs, doorbell records and UAR registers.
+//! Bytes that a driver and an mlx5 NIC exchange: WQEs, CQEs, doorbell records and UAR registers.
 //!
-//! Follows `providers/mlx5/mlx5dv.h` and `{qp,cq,srq,mlx5}.c` of rdma-core 44; where a fact is in none of them, the comment
-//! names its source. Every multi-byte field is big-endian except payload. Golden bytes marked «libmlx5 44» were dumped
-//! from rings that the unmodified library had written, those marked «mlx5dv setter» are what an inline function of the
-//! header wrote; a CQE is written by a device only, so its golden bytes follow the header's struct by hand.
+//! Follows `providers/mlx5/mlx5dv.h` and `{qp,cq,srq,mlx5}.c` of rdma-core 44; other sources are named where
+//! used. Every multi-byte field is big-endian except payload. Golden bytes marked «libmlx5 44» were dumped
+//! from rings that the unmodified library wrote; an inline function of the header wrote those marked «mlx5dv
+//! setter». Only a device writes a CQE, so its golden bytes follow the header's struct by hand.
 //!
-//! Views are over bytes that the caller has copied: they check lengths once and then never panic. Left out: Ethernet
-//! segments, UMR beyond memory windows, tag matching, striding receive queues, compressed CQEs.
+//! Views are over bytes that the caller has copied: they check lengths once, then never panic. Left out:
+//! Ethernet segments, UMR beyond memory windows, tag matching, striding receive queues, compressed CQEs.
 //! Knows nothing of sockets, CUDA, libibverbs or the transport; does no I/O and holds no `unsafe` (INV-2).
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 #![forbid(unsafe_code)]

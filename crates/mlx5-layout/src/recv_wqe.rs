@@ -1,9 +1,9 @@
 //! Receive WQE: data pointers and nothing else.
 //!
-//! Follows `mlx5_post_recv` (`qp.c`): an entry of the receive queue is as many data pointers as its stride has room for;
-//! a list that is shorter ends with a pointer of length 0 and the invalid key. There is no control segment and no
-//! doorbell register, only the record. Left out: queues with signatures, whose entries start with one more segment. Entries of
-//! shared receive queues start with a link: `srq_wqe`.
+//! Follows `mlx5_post_recv` (`qp.c`): an entry is as many data pointers as its stride has room for. A shorter
+//! list ends with a pointer of length 0 and the invalid key. There is no control segment and no doorbell
+//! register, only the record. Left out: queues with signatures, whose entries start with one more segment.
+//! Entries of shared receive queues start with a link: `srq_wqe`.
 
 use crate::LayoutError;
 use crate::bytes::check;
@@ -15,7 +15,7 @@ pub const INVALID_LKEY: u32 = 0x100;
 /// Smallest size of an entry.
 pub const MIN_STRIDE: usize = 16;
 
-/// Entry size that libmlx5 gives a queue of `max_sge` pointers: the next power of two (`mlx5_calc_rcv_wqe`, `verbs.c`).
+/// Entry size in libmlx5 for `max_sge` pointers: the next power of two (`mlx5_calc_rcv_wqe`, `verbs.c`).
 pub const fn stride(max_sge: usize) -> usize {
     let bytes = max_sge * DataPointer::BYTES;
     if bytes < MIN_STRIDE { MIN_STRIDE } else { bytes.next_power_of_two() }
@@ -26,7 +26,7 @@ pub const fn stride(max_sge: usize) -> usize {
 pub struct RecvWqe<B>(B);
 
 impl<B: AsRef<[u8]>> RecvWqe<B> {
-    /// Checks that there is room for one pointer at least; bytes beyond the last whole pointer are not looked at.
+    /// Checks that at least one pointer fits; bytes beyond the last whole pointer are ignored.
     pub fn new(entry: B) -> Result<Self, LayoutError> {
         check("a receive WQE", entry.as_ref(), MIN_STRIDE)?;
         Ok(Self(entry))

@@ -1,9 +1,9 @@
 //! Send WQE: control segment, then address, atomic and data segments, in 64-byte blocks.
 //!
-//! Follows `struct mlx5_wqe_{ctrl,raddr,atomic,data,inl_data}_seg`, `struct mlx5_wqe_av` of `mlx5dv.h` and the order of
-//! segments that `_mlx5_post_send` (`qp.c`) writes. The ring wraps at its end on a block boundary; callers hand in a copy
-//! that is already in one piece. UMR is in [`crate::umr`]. Left out: segments of raw-packet, DC and XRC queues, 4-byte masked
-//! atomics.
+//! Follows `struct mlx5_wqe_{ctrl,raddr,atomic,data,inl_data}_seg`, `struct mlx5_wqe_av` (`mlx5dv.h`) and the
+//! segment order of `_mlx5_post_send` (`qp.c`). The ring wraps at its end on a block boundary; callers hand
+//! in a contiguous copy. UMR is in [`crate::umr`]. Left out: segments of raw-packet, DC and XRC queues,
+//! 4-byte masked atomics.
 
 use crate::bytes::{Field, Rest, be32, check, segment};
 use crate::umr::Umr;
@@ -27,11 +27,11 @@ pub const fn blocks(ds: u8) -> u16 {
     (ds as u16).div_ceil((BLOCK_BYTES / UNIT_BYTES) as u16)
 }
 
-/// Bit 3 of `fm_ce_se` (of CE, bits 3:2; `doca_gpunetio_verbs_def.h` has all four): the device writes a CQE when the WQE ends,
-/// not only when it fails. `IBV_SEND_SIGNALED`, `MLX5_WQE_CTRL_CQ_UPDATE`.
+/// Bit 3 of `fm_ce_se` (of CE, bits 3:2; `doca_gpunetio_verbs_def.h` has all four): the device writes a CQE
+/// when the WQE ends, not only when it fails. `IBV_SEND_SIGNALED`, `MLX5_WQE_CTRL_CQ_UPDATE`.
 pub const CQ_UPDATE: u8 = 0x08;
 
-/// Fence and small fence in FM, bits 7:5 of `fm_ce_se`, which say what the WQE waits for: what `IBV_SEND_FENCE` sets
+/// Fence and small fence in FM, bits 7:5 of `fm_ce_se`: what the WQE waits for. `IBV_SEND_FENCE` sets it
 /// (`MLX5_WQE_CTRL_FENCE`).
 pub const FENCE: u8 = 0x80;
 
@@ -56,7 +56,7 @@ segment! {
         stream: u16 = 9,
         /// Fence mode, completion mode, solicited.
         fm_ce_se: u8 = 11,
-        /// Immediate as the application gave it (network order), or the rkey to invalidate in big-endian order.
+        /// Immediate as the application gave it (network order), or the rkey to invalidate (big-endian).
         immediate: [u8; 4] = 12,
     }
 }
@@ -132,7 +132,7 @@ segment! {
         destination_qpn: u32 = 9[0, 24],
         /// Whether the vector has 48 bytes (`MLX5_EXTENDED_UD_AV`); libmlx5 always sets it.
         extended: bool = 8[7, 1],
-        /// Static rate in bits 7:4. Bits 3:0 hold the service level (InfiniBand), or bits 3:1 hold it (Ethernet).
+        /// Static rate in bits 7:4. Service level in bits 3:0 (InfiniBand) or 3:1 (Ethernet).
         rate_service_level: u8 = 12,
         /// Source path bits (InfiniBand).
         path_bits: u8 = 13,
@@ -167,7 +167,7 @@ pub enum Addressing {
 pub struct SendWqe<B>(B);
 
 impl<B: AsRef<[u8]>> SendWqe<B> {
-    /// Checks that the WQE has a control segment, a length that is not 0, and all the bytes that this length says.
+    /// Checks that the WQE has a control segment, a length other than 0, and all the bytes of that length.
     #[inline]
     pub fn new(bytes: B) -> Result<Self, LayoutError> {
         let control = Control::parse(bytes.as_ref())?;
@@ -178,7 +178,7 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
         Ok(Self(bytes))
     }
 
-    /// Its fields, read anew each time: kept, they would be stored byte by byte and wait for it when they are loaded.
+    /// The control segment, read anew each time: a kept copy is stored by bytes, and loading it would stall.
     #[inline(always)]
     pub fn control(&self) -> Control {
         Control::read(self.0.as_ref(), 0)
@@ -201,8 +201,8 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
         Umr::parse(self.rest())
     }
 
-    /// Sorts the segments behind the control segment. Errors: an opcode without description here, or a WQE that ends
-    /// inside one of its address segments. A wrong data segment shows when [`Body::data`] reaches it.
+    /// Sorts the segments behind the control segment. Errors: an opcode not described here, or a WQE that
+    /// ends inside an address segment. A wrong data segment shows when [`Body::data`] reaches it.
     #[inline]
     pub fn body(&self, addressing: Addressing) -> Result<Body<'_>, LayoutError> {
         let control @ Control { opcode, opmod, .. } = self.control();

@@ -1,9 +1,9 @@
 //! WQE of a shared receive queue: a link, then data pointers.
 //!
-//! Follows `struct mlx5_wqe_srq_next_seg` (`mlx5dv.h`) and `mlx5_post_srq_recv`, `mlx5_alloc_srq_buf` (`srq.c`). The ring is
-//! a linked list: entries are consumed in the order of their links, which is the order of posting, and come back in the order
-//! of completion. The device begins at entry 0. As in a receive queue there is no doorbell register; the record is one word,
-//! the count of posts (16 bits of it), and the list of pointers ends with the invalid key. Left out: signatures.
+//! Follows `struct mlx5_wqe_srq_next_seg` (`mlx5dv.h`), `mlx5_post_srq_recv` and `mlx5_alloc_srq_buf`
+//! (`srq.c`). The ring is a linked list: entries are consumed in posting order, freed in completion order,
+//! and entry 0 is first. There is no doorbell register, as in a receive queue. The record is one word, the
+//! count of posts (16 bits); the list of pointers ends with the invalid key. Left out: signatures.
 
 use crate::LayoutError;
 use crate::bytes::{be16, check};
@@ -19,7 +19,7 @@ pub const MIN_STRIDE: usize = 32;
 /// Place of the link's index, 16 bits.
 pub(crate) const NEXT_INDEX: usize = 2;
 
-/// Entry size that libmlx5 and the kernel give a queue of `max_sge` pointers: the next power of two, link included
+/// Entry size in libmlx5 and the kernel for `max_sge` pointers: the next power of two, link included
 /// (`mlx5_alloc_srq_buf`; `mlx5_ib_create_srq` of Linux).
 pub const fn stride(max_sge: usize) -> usize {
     let bytes = (NEXT_BYTES + max_sge * DataPointer::BYTES).next_power_of_two();
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use crate::testing::{emit_shared_receive, link_shared_receive};
 
-    /// libmlx5 44: the first entry of a fresh queue of three pointers an entry, one pointer of 256 bytes posted, lkey 0x1000.
+    /// libmlx5 44: first entry of a fresh queue, 3 pointers an entry, 1 of 256 bytes posted, lkey 0x1000.
     const FIRST: [u8; 64] = [
         0x00, 0x00, 0x00, 0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
         0x00, //

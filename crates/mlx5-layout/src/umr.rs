@@ -1,9 +1,9 @@
-//! UMR WQE as libmlx5 writes it for memory windows: control, UMR control, key context, and one piece of memory.
+//! UMR WQE as libmlx5 writes it for memory windows: control, UMR control, key context, one piece of memory.
 //!
-//! Follows `struct mlx5_wqe_umr_ctrl_seg`, `mlx5_wqe_mkey_context_seg` and `mlx5_wqe_umr_klm_seg` of `mlx5dv.h`, and the order
-//! that `set_bind_wr` (`qp.c`) gives them. The key stands in the control segment's immediate field. A bind has a piece of
-//! memory, 64 bytes of which 16 are used; an unbind and an invalidation have none. Left out: lists of several pieces, lists
-//! behind a pointer, strides, signatures, `mlx5dv` keys.
+//! Follows `struct mlx5_wqe_umr_ctrl_seg`, `mlx5_wqe_mkey_context_seg` and `mlx5_wqe_umr_klm_seg`
+//! (`mlx5dv.h`), in the order of `set_bind_wr` (`qp.c`). The key stands in the control segment's immediate
+//! field. A bind has a piece of memory, 64 bytes of which 16 are used; an unbind and an invalidation have
+//! none. Left out: lists of several pieces, lists behind a pointer, strides, signatures, `mlx5dv` keys.
 
 use crate::LayoutError;
 use crate::bytes::{Rest, segment};
@@ -113,7 +113,7 @@ pub struct Umr {
 }
 
 impl Umr {
-    /// Reads what follows the control segment of a WQE. Error: it ends inside one of the two segments that each of them has.
+    /// Reads what follows a WQE's control segment. Error: it ends inside one of the two required segments.
     pub(crate) fn parse(mut rest: Rest<'_>) -> Result<Self, LayoutError> {
         let control = UmrControl::parse(rest.take(UmrControl::BYTES, "UMR control segment")?)?;
         let context = KeyContext::parse(rest.take(KeyContext::BYTES, "key context")?)?;

@@ -6,7 +6,7 @@ pub const fn count(counter: &mut u64, more: u64) {
     *counter = counter.wrapping_add(more);
 }
 
-/// Declares a struct of plain counters, which are named by their fields behind a prefix, and of others beside them.
+/// Declares a struct of plain counters, each named by a prefix and its field, and of others beside them.
 #[macro_export]
 macro_rules! counters {
     (

@@ -1,11 +1,11 @@
 //! The transport engine: RoCEv2's reliable, unreliable and datagram services as state machines without I/O.
 //!
-//! Follows the InfiniBand Architecture Specification («IBTA») vol. 1, chapter 9 (transport layer) and §10.3 (queue pair
-//! states). The specification is not public. A section or compliance number (C9-88) stands here only where public sources
-//! give it for the same rule: Linux's rxe and its reviews, register descriptions of HCAs, Annex A17. Other rules go by name.
-//! Packets go in by `handle_*`, packets, events and completions come out by `poll_*`; time is an argument.
-//! A wire carries them one by one ([`wire`] describes them as bytes). Shared memory carries as many of a message in one [`Packet`] as
-//! there is room for, and that takes the PSNs of all: what would go wrong on a wire goes wrong there too.
+//! Follows the InfiniBand Architecture Specification («IBTA») vol. 1, chapter 9 (transport layer) and §10.3
+//! (QP states). It is not public: a section or compliance number (C9-88) stands here only where public
+//! sources give it for the same rule (Linux's rxe and its reviews, HCA register descriptions, Annex A17).
+//! Other rules go by name. Packets go in by `handle_*`; packets, events and completions come out by `poll_*`;
+//! time is an argument. A wire carries packets singly ([`wire`]). In shared memory one [`Packet`] carries as
+//! many of a message as fit, with all their PSNs: what would go wrong on a wire goes wrong there too.
 //! Left out so far: end-to-end credits, path migration, and the freedom to time out later than configured.
 //! [`cm`] is the connection manager, which tells two QPs of each other by datagrams.
 //! Knows nothing of mlx5, sockets, threads or clocks (INV-2).

@@ -1,7 +1,7 @@
 //! Messages: their operations, what a request packet says of one, and why one is refused.
 //!
-//! Names and codes are those of IBTA vol. 1: opcodes of the BTH, and §9.7.5.2 (AETH: ACK, RNR NAK, NAK codes); the byte
-//! layouts are those of [`crate::packet`]s. Values from the other side are unchecked: the engine's halves check them.
+//! Names and codes are those of IBTA vol. 1: opcodes of the BTH, §9.7.5.2 (AETH: ACK, RNR NAK, NAK codes).
+//! Byte layouts: [`crate::packet`]. Values from the peer are unchecked: the engine's halves check them.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
-//! Packets as values, apart from their bytes: what the engine decides about a packet, and what it needs of one.
+//! Packets as values, apart from their bytes: what the engine decides about a packet and needs of it.
 //!
-//! Operations, positions and headers are those of IBTA vol. 1 chapter 9: BTH, RETH, AtomicETH, AETH (§9.7.5.2), DETH, ImmDt,
-//! IETH. Left out: partition keys, migration, pad counts and the invariant CRC, which are the bytes' business, and the credit
-//! count of an AETH. The payload stays with the device: a packet only says which bytes of which message it carries.
-//! In shared memory one packet may have the bytes of several in a row of its message, and then takes as many PSNs.
+//! Operations, positions and headers of IBTA vol. 1 chapter 9: BTH, RETH, AtomicETH, AETH (§9.7.5.2), DETH,
+//! ImmDt, IETH. Left out: partition keys, migration, pad counts, invariant CRC (all in `wire`), credit count
+//! of an AETH. The payload stays with the device: a packet only says which bytes of which message it carries.
+//! In shared memory a packet may carry the bytes of several consecutive ones, and then takes as many PSNs.
 
 mod bytes;
 
@@ -21,8 +21,8 @@ pub const fn position_of(starts: bool, ends: bool) -> Position {
     }
 }
 
-/// Whether a packet at this position may carry so many bytes: a first or middle packet is full, a last one is neither
-/// empty nor too long, an only one is not too long (IBTA, length checks of §9.7.4).
+/// Whether a packet at this position may carry so many bytes: a first or middle one is full, a last one
+/// neither empty nor too long, an only one not too long (IBTA, length checks of §9.7.4).
 pub const fn may_carry(position: Position, payload_bytes: u32, path_mtu_bytes: u32) -> bool {
     match position {
         Position::First | Position::Middle => payload_bytes == path_mtu_bytes,
@@ -112,8 +112,8 @@ impl Content {
         )
     }
 
-    /// A whole message's. `imm`: immediate data, or the rkey to invalidate; the operands are what to swap in or add, and what to
-    /// compare with.
+    /// Content of a whole message. `imm`: immediate data, or the rkey to invalidate. Operands: what to swap
+    /// in or add, and what to compare with.
     #[inline(always)]
     pub fn request(opcode: Opcode, imm: [u8; 4], reth: Reth, [swap_add, compare]: [u64; 2]) -> Content {
         let position = Position::Only;
@@ -163,7 +163,7 @@ pub struct Packet {
     pub deth: Deth,
     /// Operation and headers.
     pub content: Content,
-    /// Bytes that it carries. The offset is the sender's knowledge: a receiver counts, and does not look at it.
+    /// Bytes that it carries. Only the sender knows the offset: a receiver counts, and ignores it.
     pub payload: Fragment,
 }
 

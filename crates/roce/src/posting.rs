@@ -23,7 +23,7 @@ pub struct RequesterConfig {
     pub timeout: u8,
     /// READs and atomics outstanding at most.
     pub max_rd_atomic: u8,
-    /// Messages outstanding at most; room grows up to them as it is needed, so that a QP that does nothing costs nothing.
+    /// Messages outstanding at most; room grows up to this on demand, so an idle QP costs nothing.
     pub window_messages: u32,
 }
 

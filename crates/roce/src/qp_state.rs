@@ -1,7 +1,7 @@
 //! Queue pair states: which moves exist, what each move needs and allows, and what a QP does in each state.
 //!
-//! IBTA vol. 1 §10.3 (QP states) and the tables of `ibv_modify_qp(3)`; numbers are those of libibverbs' `verbs.h`.
-//! Left out: address handles' contents, path migration as a machine of its own (its attributes are accepted).
+//! IBTA vol. 1 §10.3 (QP states), tables of `ibv_modify_qp(3)`, numbers of libibverbs' `verbs.h`. Left out:
+//! contents of address handles, path migration as a state machine (its attributes are accepted).
 
 use std::fmt;
 
@@ -135,7 +135,7 @@ const LIVE_UD: AttrMask = A::CUR_STATE.union(A::QKEY);
 
 /// Whether a QP in state `from` may be moved to `to` with the attributes of `mask`.
 ///
-/// `from` is the true state, or the one that the caller assumes where `CUR_STATE` says so. `to` equals `from` when
+/// `from` is the true state, or the one that the caller assumes with `CUR_STATE`. `to` equals `from` when
 /// `STATE` is not in the mask.
 pub fn check_modify(
     service: ServiceType,

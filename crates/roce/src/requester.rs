@@ -1,11 +1,11 @@
 //! Requester half of a connection: posted messages in, transmissions and completions out.
 //!
-//! Follows IBTA vol. 1 on generating requests, §9.7.6 (receiving responses), its rules for unreliable service, and §9.9.2
-//! (requester's errors). Resends by going back to the oldest unacknowledged packet. What goes out stands in `transmit`, what each
-//! reply does to the queue in `replies`. Left out: end-to-end credits (the peer's MSN and credit count are not looked at).
+//! Follows IBTA vol. 1 on generating requests, §9.7.6 (receiving responses), its rules for unreliable
+//! service, and §9.9.2 (requester's errors). Resends by going back to the oldest unacknowledged packet. Sends
+//! in `transmit`, takes replies in `replies`. Left out: end-to-end credits (MSN and credits are ignored).
 //!
-//! Everything before a moment in the queue is done, everything after it is not, because acknowledgements are cumulative
-//! and responses arrive in order; so four tickets say where each message is:
+//! Acknowledgements are cumulative and responses arrive in order, so the queue is done up to a point and not
+//! after it. Four tickets say where each message is:
 //! ```text
 //!   front ≤ done ≤ next_send ≤ sent_end ≤ end of the queue
 //!     polled │ done, not yet polled │ on its way │ to send again │ never sent
@@ -52,8 +52,8 @@ struct Message<W> {
     work_request: W,
 }
 
-/// See the module. With each message it keeps what its caller has of the work request, `W`. Call order: `post_with`, then
-/// `next_packet` until `None`; after `handle_*`, `poll_completed` until `None`, and `next_packet` again.
+/// See the module. Each message keeps the caller's part of its work request, `W`. Call order: `post_with`,
+/// then `next_packet` until `None`; after `handle_*`, `poll_completed` until `None`, and `next_packet` again.
 #[derive(Debug)]
 pub struct Requester<W = ()> {
     config: RequesterConfig,
@@ -87,7 +87,7 @@ pub struct Requester<W = ()> {
 }
 
 impl<W> Requester<W> {
-    /// A requester with nothing posted, whose packets go through shared memory: none is lost, and one may have the bytes of several.
+    /// A requester with nothing posted, over shared memory: no packet is lost, and one may carry several.
     pub fn new(config: RequesterConfig) -> Requester<W> {
         let config = RequesterConfig { path_mtu_bytes: config.path_mtu_bytes.max(1), ..config };
         Requester {
@@ -122,8 +122,8 @@ impl<W> Requester<W> {
 
     // Getters.
 
-    /// Whether a message of this kind would be sent without waiting for earlier ones: there is room, no fence holds it,
-    /// and `max_rd_atomic` allows it. Leave the work request in its queue otherwise.
+    /// Whether a message of this kind would be sent without waiting: there is room, no fence holds it, and
+    /// `max_rd_atomic` allows it. If not, leave the work request in its queue.
     pub fn can_post(&self, opcode: Opcode, fence: bool) -> bool {
         let room = self.messages.len() < self.config.window_messages as usize;
         let fenced = fence && self.responses_posted > 0;
@@ -191,21 +191,22 @@ impl<W> Requester<W> {
 
     // Commands.
 
-    /// Queues a message. Ask `can_post` first: what exceeds `window_messages` is kept, and waits. A message that the service cannot carry is not sent, and completes in its turn with the error.
+    /// Queues a message. Ask `can_post` first: what exceeds `window_messages` waits. A message that the
+    /// service cannot carry is not sent, and completes in its turn with the error.
     pub fn post_with(&mut self, message: PostedMessage, work_request: W) -> Ticket {
         let failure = self.refusal(&message);
         self.push(message, failure, work_request)
     }
 
-    /// Queues a message that failed before it could be sent (a gather address, a malformed work request): it completes
+    /// Queues a message that failed before sending (a gather address, a malformed work request). It completes
     /// with `status` when all before it are done, and ends the sending.
     pub fn post_failed_with(&mut self, opcode: Opcode, status: Status, work_request: W) -> Ticket {
         self.push(PostedMessage { opcode, length: 0, fence: false }, Some(status), work_request)
     }
 
-    /// A message posted earlier failed locally: its payload cannot be read any more, or its response not be placed. It
-    /// completes with `status` in its turn, also when the peer acknowledged it, and nothing behind it is sent any more: an
-    /// unreliable peer would take what is flushed here. Polled or unknown tickets are ignored.
+    /// A message posted earlier failed locally: its payload is unreadable, or its response has no place. It
+    /// completes with `status` in its turn, even if acknowledged. Nothing behind it is sent: an unreliable
+    /// peer would take what is flushed here. Polled or unknown tickets are ignored.
     pub fn fail(&mut self, ticket: Ticket, status: Status) {
         if let Some(message) = self.message_mut(ticket.0) {
             message.failure = Some(status);
@@ -242,8 +243,8 @@ impl<W> Requester<W> {
 
     // Inputs.
 
-    /// Takes a packet that answers a request (IBTA §9.7.6); ignores others. The caller has compared its peer's address, or in shared
-    /// memory its QPN.
+    /// Takes a packet that answers a request (IBTA §9.7.6); ignores others. The caller has checked its peer's
+    /// address, or in shared memory its QPN.
     pub fn handle_packet(&mut self, now: Now, packet: &Packet) -> ReplyVerdict {
         let reliable = self.config.service == ServiceType::Rc;
         let Some(offset) = self.outstanding_offset(packet.psn).filter(|_| reliable) else {
@@ -266,9 +267,8 @@ impl<W> Requester<W> {
         verdict
     }
 
-    /// Runs the timer: sends again after a lost acknowledgement or an RNR wait.
-    ///
-    /// IBTA §9.7.6: each ack time-out takes one of `retry_count` retries; the one after the last is the error.
+    /// Runs the timer: resends after a lost acknowledgement or an RNR wait. IBTA §9.7.6: each ack timeout
+    /// takes one of `retry_count` retries; the one after the last is the error.
     pub fn handle_timeout(&mut self, now: Now) {
         if self.state != State::Active {
             return;
@@ -288,8 +288,8 @@ impl<W> Requester<W> {
         }
     }
 
-    /// The link knows that everything sent still lies in a lossless ring: the acknowledgement is not late but the peer
-    /// slow; or a piece of a response has come. So the ack timer starts over.
+    /// All that was sent still lies in a lossless ring, so the peer is slow; or a piece of a response has
+    /// come. The ack timer starts over.
     pub fn hold_timer(&mut self, now: Now) {
         if let (Timer::Ack { .. }, Some(ns)) = (self.timer, ack_timeout_ns(self.config.timeout)) {
             self.timer = Timer::Ack { deadline: now.after(ns) };
@@ -298,7 +298,7 @@ impl<W> Requester<W> {
 
     // Outputs.
 
-    /// The next message that ended, with its work request, in the order of posting. After one that failed, all others are flushed.
+    /// The next message that ended, with its work request, in posting order. After a failure all are flushed.
     pub fn poll_completed(&mut self) -> Option<(Completion, W)> {
         let ended = match self.state {
             _ if self.front < self.done => None,
@@ -368,8 +368,8 @@ impl<W> Requester<W> {
         ticket
     }
 
-    /// Why the service cannot carry the message at all. READs on a QP whose initiator depth is 0 are among these
-    /// (they would wait for ever), as is a datagram longer than a packet.
+    /// Why the service cannot carry the message at all. This includes a READ on a QP of initiator depth 0 (it
+    /// would wait for ever) and a datagram longer than a packet.
     fn refusal(&self, message: &PostedMessage) -> Option<Status> {
         let RequesterConfig { service, path_mtu_bytes, max_rd_atomic, .. } = self.config;
         let PostedMessage { opcode, length, .. } = *message;
@@ -397,7 +397,7 @@ impl<W> Requester<W> {
         (message.failure.is_none() && in_window && in_space && !self.is_held(message)).then_some(message)
     }
 
-    /// Whether the message waits until READs and atomics are answered: for its fence, or because it is one too many.
+    /// Whether the message waits for READs and atomics to be answered: for its fence, or at the depth limit.
     #[inline(always)]
     fn is_held(&self, message: &Message<W>) -> bool {
         let is_response = message.opcode.wants_response();

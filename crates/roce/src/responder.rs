@@ -1,13 +1,13 @@
 //! Responder half of a connection: request packets in, work for the memory and answers out.
 //!
-//! Follows IBTA vol. 1 §9.7.4 (receiving requests), §9.7.5 (generating responses), its rules for UC and UD, and §9.9.3
-//! (responder's errors). After a NAK that is fatal (invalid request, remote access, remote operation) the responder
-//! stops and its QP goes to ERR, as §9.9.3 asks of class C errors; the NAK and what was queued before it still go out.
+//! Follows IBTA vol. 1 §9.7.4 (receiving requests), §9.7.5 (generating responses), its rules for UC and UD,
+//! and §9.9.3 (responder's errors). After a fatal NAK (invalid request, remote access, remote operation) it
+//! stops and its QP goes to ERR, as §9.9.3 asks of class C errors; the NAK and all before it are still sent.
 //! Left out: end-to-end credits, path migration, shared receive queues' «no error on a datagram too long».
 //!
-//! All checks fall on a message's first packet, which also takes a SEND's receive; the later ones must continue it exactly. Here are
-//! the state and the checks. How a packet becomes a request stands in `requests`, sequence and duplicates of RC in `reliable`, UC and
-//! UD in `unreliable`, work and errors in `execution`, what goes out in `responses`.
+//! All checks fall on a message's first packet, which also takes a SEND's receive; later packets must
+//! continue it exactly. Here are state and checks; `requests` makes requests of packets, `reliable` has RC's
+//! sequence and duplicates, `unreliable` UC and UD, `execution` work and errors, `responses` what is sent.
 
 mod executed;
 mod execution;
@@ -71,8 +71,8 @@ struct Assembly {
     next_offset: u32,
 }
 
-/// See the module. Call order: `handle_packet`; if it says so, do the work and call `executed`; then `next_packet` and
-/// `poll_event` until `None`, for every packet or once after many.
+/// See the module. Call order: `handle_packet`; if it says so, do the work and call `executed`; then
+/// `next_packet` and `poll_event` until `None`, for every packet or once after many.
 #[derive(Debug)]
 pub struct Responder {
     config: ResponderConfig,
@@ -106,7 +106,7 @@ enum Established {
 }
 
 impl Responder {
-    /// A responder that has seen nothing, for shared memory: a packet may have the bytes of several, and each message is acknowledged.
+    /// A new responder for shared memory: a packet may carry several, and each message is acknowledged.
     pub fn new(config: ResponderConfig) -> Responder {
         let config = ResponderConfig { path_mtu_bytes: config.path_mtu_bytes.max(1), ..config };
         Responder {
@@ -172,7 +172,7 @@ impl Responder {
         self.established == Established::ToReport || self.failure.is_some()
     }
 
-    /// Whether all that is to be sent is an acknowledgement: it may wait a little, and then cover more (IBTA vol. 1 §9.7.5).
+    /// Whether only an acknowledgement is due: it may wait a little and then cover more (IBTA vol. 1 §9.7.5).
     pub fn owes_only_an_acknowledgement(&self) -> bool {
         self.ack_due && self.nak.is_none() && self.responses.is_empty()
     }
@@ -185,8 +185,8 @@ impl Responder {
 
     // Commands.
 
-    /// The QP was moved to ERR: requests are dropped from now on. Returns the receive in use, which the device flushes
-    /// before those still queued.
+    /// The QP was moved to ERR: requests are dropped from now on. Returns the receive in use, which the
+    /// device flushes before those still queued.
     pub fn enter_error(&mut self) -> Option<Receive> {
         self.state = State::Failed;
         self.assembly = None;
@@ -201,8 +201,8 @@ impl Responder {
 
     // Inputs.
 
-    /// Takes one request packet of the peer: on a connection the caller has compared addresses or QPNs. The payload of [`Work`] is the
-    /// packet's; READs are executed here, and their bytes are named by the packets of the response.
+    /// Takes a request packet of the peer; on a connection the caller has compared addresses or QPNs.
+    /// [`Work`]'s payload is the packet's. READs are executed here: the response's packets name their bytes.
     #[inline(always)]
     pub fn handle_packet(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
         if let Some(reason) = self.unwelcome(packet.service) {
@@ -243,7 +243,7 @@ impl Responder {
         self.failure.take().map(ResponderEvent::Failed)
     }
 
-    // Checks on a message's first packet, in the order of IBTA §9.7.4: operation, resources, length, key, receive.
+    // Checks of a message's first packet, in IBTA §9.7.4's order: operation, resources, length, key, receive.
 
     /// The region that the request at work is granted, none of a SEND; the receive that it takes is held.
     #[inline(always)]
@@ -275,7 +275,7 @@ impl Responder {
         Ok(())
     }
 
-    /// The registered memory that a request names. Without bytes neither key nor address is checked (IBTA C9-88).
+    /// Registered memory that a request names. Without bytes, key and address are unchecked (IBTA C9-88).
     #[inline(always)]
     fn region(&self, request: &Request, resources: &impl Resources) -> Result<Region, Refusal> {
         if request.length == 0 {

@@ -1,15 +1,15 @@
 //! Retries of a reliable requester: the timer, the two counters, and the time of their codes.
 //!
-//! IBTA vol. 1 §9.7.5.2.8 (RNR NAK timer table) and §9.7.6 (time-outs and retry counters). Left out: the freedom to wait
-//! up to four times the ack time-out; this timer fires exactly when it says.
+//! IBTA vol. 1 §9.7.5.2.8 (RNR NAK timer table) and §9.7.6 (timeouts and retry counters). Left out: the
+//! freedom to wait up to four times the ack timeout; this timer is exact.
 
 use crate::Now;
 
 /// `rnr_retry` value that stands for «for ever».
 pub const RNR_RETRY_FOR_EVER: u8 = 7;
 
-/// Waiting time of an RNR NAK timer code; only its low 5 bits exist (IBTA §9.7.5.2.8, «Encoding for RNR NAK Timer Field»). In units of
-/// 10 us: 1 for code 1, then powers of two and three times such in turn, up to code 0, which stands for 32.
+/// Wait of an RNR NAK timer code's low 5 bits (IBTA §9.7.5.2.8, «Encoding for RNR NAK Timer Field»). Unit
+/// 10 us: 1 for code 1, then in turn powers of two and three times such, up to code 0, which stands for 32.
 pub const fn rnr_timer_ns(code: u8) -> u64 {
     let units = match code & 0x1f {
         0 => 1 << 16,

@@ -115,8 +115,8 @@ pub struct FailedReceive {
     pub status: Status,
 }
 
-/// The responder met a fatal error. The device completes the receive, raises the event, moves the QP to ERR and flushes
-/// the rest; replies still queued go out.
+/// The responder met a fatal error. The device completes the receive, raises the event, moves the QP to ERR
+/// and flushes the rest; queued replies are still sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
     /// The receive in use, to be completed first.

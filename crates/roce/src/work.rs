@@ -1,11 +1,11 @@
 //! Between the responder and the memory: what it asks of its device, and what it tells the device to do.
 //!
-//! The responder decides, the device moves the bytes. Addresses here come from the device's own tables, never from the
-//! wire.
+//! The responder decides, the device moves the bytes. Addresses here come from the device's tables, never
+//! from the wire.
 
 use crate::{Access, Opcode};
 
-/// Bytes that precede the payload of a received datagram: the Global Route Header or its stand-in (IBTA Annex A17.4.5.2).
+/// Bytes before a received datagram's payload: Global Route Header or stand-in (IBTA Annex A17.4.5.2).
 pub const GRH_BYTES: u32 = 40;
 
 /// A piece of registered memory, checked for one access.
@@ -19,12 +19,12 @@ pub struct Region {
     pub len: u64,
     /// Where that is in the device's host.
     pub address: u64,
-    /// Rights that the key has, for the device. Not a `bool` of one right: a region that is copied with padding in it waits for its
-    /// parts to be stored.
+    /// Rights of the key, for the device. Not a `bool` of one right: copying a region with padding in it
+    /// waits for its parts to be stored.
     pub rights: Access,
 }
 
-/// Why a key does not give the access asked for, and what would help. The peer gets «remote access error» for each.
+/// Why a key does not give the access asked for, and a remedy. Each is a «remote access error» to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RegionError {
     #[error("key {key:#x} names nothing that is registered or bound; take it from the ibv_mr or ibv_mw")]
@@ -74,8 +74,8 @@ pub enum Work {
         /// First byte within the receive's scatter list; includes the 40 bytes of the GRH for datagrams.
         scatter_offset: u32,
         length: u32,
-        /// Set when this ends the message: complete the receive so, after the bytes are visible, and after the key is
-        /// invalid that a SEND with invalidate names.
+        /// Set when this ends the message: complete the receive after the bytes are visible, and after the
+        /// key that a SEND with invalidate names is invalid.
         completion: Option<ReceiveCompletion>,
     },
     /// Write the request's payload to registered memory.
@@ -85,8 +85,8 @@ pub enum Work {
         /// First byte within `region`.
         offset: u32,
         length: u32,
-        /// WRITE with immediate, last packet: the receive to complete (it takes no bytes), after the bytes are
-        /// visible.
+        /// WRITE with immediate, last packet: the receive to complete (it takes no bytes), after the bytes
+        /// are visible.
         completion: Option<(Receive, ReceiveCompletion)>,
     },
     /// Run an atomic on 8 aligned bytes; answer with [`Outcome::Atomic`].

@@ -1,5 +1,5 @@
-//! Golden CQEs by hand after `struct mlx5_cqe64`: no library writes one. `verbs-ctest` lets C fill the header's struct with
-//! the same kind of fields, and compares.
+//! Golden CQEs by hand after `struct mlx5_cqe64`: no library writes one. `verbs-ctest` fills the header's
+//! struct with such fields in C, and compares.
 
 use super::*;
 use crate::CqeSyndrome;
@@ -20,7 +20,7 @@ const UD_RECEIVED: [u8; 64] = [
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0xff, 0xfe, 0, 0x32,
 ];
 
-/// Remote access error with vendor syndrome 0x88 for the READ at block 3. By hand after `struct mlx5_err_cqe`.
+/// Remote access error, vendor syndrome 0x88, for the READ at block 3. By hand after `struct mlx5_err_cqe`.
 const READ_REFUSED: [u8; 64] = [
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, //
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, //

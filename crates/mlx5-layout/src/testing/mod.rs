@@ -1,4 +1,4 @@
-//! The driver's side of the layout, for tests: WQEs, records and registers as libmlx5 writes them, and CQEs as it reads them.
+//! The driver's side of the layout, for tests: writes WQEs, records and registers, reads CQEs, like libmlx5.
 //!
 //! Follows the sources that the modules of the structures name.
 
@@ -92,7 +92,7 @@ impl Umr {
     }
 }
 
-/// Writes an entry of a receive queue: the pointers, then the terminator if the entry has room for it. Bytes behind the terminator stay.
+/// Writes a receive queue's entry: the pointers, then the terminator if it fits. Later bytes stay.
 pub fn emit_receive(entry: &mut [u8], pointers: &[DataPointer]) -> Result<(), LayoutError> {
     check("a receive WQE", entry, recv_wqe::MIN_STRIDE.max(pointers.len() * DataPointer::BYTES))?;
     for (index, pointer) in pointers.iter().enumerate() {
@@ -112,13 +112,13 @@ pub fn link_shared_receive(entry: &mut [u8], next_index: u16) -> Result<(), Layo
     Ok(())
 }
 
-/// Writes the pointers of a shared receive queue's entry, with their terminator if there is room; the link stays.
+/// Writes the pointers of a shared receive queue's entry, with their terminator if it fits; the link stays.
 pub fn emit_shared_receive(entry: &mut [u8], pointers: &[DataPointer]) -> Result<(), LayoutError> {
     check("a shared receive WQE", entry, srq_wqe::MIN_STRIDE)?;
     emit_receive(&mut entry[srq_wqe::NEXT_BYTES..], pointers)
 }
 
-/// Word of a QP's record (either) for a counter: 16 bits of it. A word with more bits is not what the device expects.
+/// Word of a QP's record (either) for a counter: its low 16 bits. The device expects no more bits.
 pub const fn counter_word(counter: u32) -> [u8; 4] {
     (counter & 0xffff).to_be_bytes()
 }
@@ -183,7 +183,7 @@ impl OpOwn {
     }
 }
 
-/// Declares what is read of a CQE: a value of whole bytes with its place, or some bits from there, see [`bits`].
+/// Declares a field read from a CQE: a value of whole bytes at a place, or some bits there, see [`bits`].
 macro_rules! accessors {
     (@read $cqe:expr, $type:ty, $at:expr) => {
         <$type as Field>::read($cqe, $at)
@@ -227,8 +227,8 @@ impl<B: AsRef<[u8]>> Cqe<B> {
         error: CqeError = at::ERROR;
     }
 
-    /// Payload that lies in the slot instead of the WQE's buffers. `None`: it is in the buffers. Error: the CQE says
-    /// that it carries more than its place holds, or is compressed.
+    /// Payload that lies in the slot; `None` if it is in the WQE's buffers. Error: the CQE is compressed or
+    /// claims more payload than its place holds.
     pub fn inline_payload(&self) -> Result<Option<&[u8]>, LayoutError> {
         let slot = self.slot.as_ref();
         let len = self.byte_count() as usize;

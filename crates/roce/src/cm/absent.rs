@@ -1,9 +1,9 @@
-//! Answers for a peer that is not there: by the owner of QP1 for processes that are none, and for a process of this host
-//! that ended without a word, as a kernel would.
+//! Answers in place of a missing peer: from the owner of QP1 for processes that do not exist, and, as a
+//! kernel would answer, for a process of this host that ended silently.
 
 use super::*;
 
-/// The answer to a MAD without a receiver: no program listens, or the connection is no more. `None`: it needs none.
+/// The answer to a MAD without a receiver: no program listens, or the connection is gone. `None`: needs none.
 pub fn refuse(mad: &[u8]) -> Option<Box<[u8; MAD_BYTES]>> {
     let mad = CmMad::decode(mad).ok()?;
     let answer = match mad.message {
@@ -19,9 +19,9 @@ pub fn refuse(mad: &[u8]) -> Option<Box<[u8; MAD_BYTES]>> {
 }
 
 impl Cm {
-    /// The process of a slot has ended, and its kernel cannot say so: what stood is over, what was being made is refused; `asked`
-    /// are our communication ids of requests that went to it, which it may have taken without a word. Only connections whose other
-    /// end is at an address that `is_here` says is this host's.
+    /// The process of a slot ended and no kernel tells its peers: established connections end, pending ones
+    /// are refused. `asked`: our communication ids of requests that went to it and may be unanswered. Only
+    /// connections whose other end has an address of this host (`is_here`).
     pub fn close_process(&mut self, now: Now, slot: u8, asked: &[u32], is_here: impl Fn(Gid) -> bool) {
         let left = |connection: &&Connection| {
             let unanswered = connection.state == State::ReqSent && asked.contains(&connection.id);

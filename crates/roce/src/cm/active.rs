@@ -3,7 +3,7 @@
 use super::*;
 
 impl Cm {
-    /// Asks for a connection: `req` with all but its `local_id`; the way is its primary path's. Up to 92 bytes of private data.
+    /// Requests a connection by `req` (`local_id` is set here), on its primary path. Up to 92 private bytes.
     ///
     /// Errors: too much private data, too many connections.
     pub fn connect(&mut self, now: Now, req: &Req, private: &[u8]) -> Result<ConnectionId, CmError> {

@@ -11,8 +11,8 @@ const UNSUPPORTED: u8 = 1;
 const REFUSED: u8 = 2;
 
 impl Cm {
-    /// Asks which QP a datagram service has: of `req` the service, the P_Key, the time to answer, the retries, and the way. Up to
-    /// 216 bytes of private data.
+    /// Asks for the QP of a datagram service; of `req` it uses the service, the P_Key, the response timeout,
+    /// the retries and the path. Up to 216 bytes of private data.
     ///
     /// Errors: too much private data, too many connections.
     pub fn send_sidr_req(&mut self, now: Now, req: &Req, private: &[u8]) -> Result<ConnectionId, CmError> {

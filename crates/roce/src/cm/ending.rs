@@ -8,7 +8,7 @@ const OF_REP: u8 = 1;
 const OF_NONE: u8 = 2;
 
 impl Cm {
-    /// Refuses a request or an answer; the connection is no more. Up to 72 bytes of additional information, 148 of private data.
+    /// Refuses a request (then removed) or an answer (then TimeWait). Up to 72 bytes of info, 148 private.
     ///
     /// Errors: no such connection, another state, too much private data.
     pub fn reject(
@@ -38,7 +38,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Ends a connection, or answers the other end's wish to. Up to 220 bytes of private data (224 in an answer).
+    /// Ends a connection or answers the other end's DREQ. Up to 220 bytes of private data (answer: 224).
     ///
     /// Errors: no such connection, another state, too much private data.
     pub fn disconnect(&mut self, now: Now, id: ConnectionId, private: &[u8]) -> Result<(), CmError> {

@@ -1,14 +1,14 @@
 //! The connection manager: MADs and commands in, MADs and events out. No clock, no socket.
 //!
-//! IBTA vol. 1 chapter 12 and Annex A11 (services named by IP ports), as public sources give them: which message is answered by
-//! which in which state follows Linux's `drivers/infiniband/core/cm.c` and its conversations in `crates/roce/tests/data`.
-//! [`Cm::handle_mad`] and the commands ([`Cm::connect`], [`Cm::accept`] …) change one connection's [`State`]; what is to be sent
-//! comes out of [`Cm::poll_transmit`], what the program is to know out of [`Cm::poll_event`], and [`Cm::poll_timeout`] says when
-//! [`Cm::handle_timeout`] is due. A request that is not answered is sent again as often as the REQ says; an answer is sent again
-//! to a repeated request; a connection that has ended keeps its names for a while ([`State::TimeWait`]).
+//! IBTA vol. 1 chapter 12, Annex A11 (services named by IP ports), as public sources give them. Each
+//! state's answer to each message follows Linux's `drivers/infiniband/core/cm.c` and its traffic in
+//! `crates/roce/tests/data`. [`Cm::handle_mad`] and commands ([`Cm::connect`], [`Cm::accept`] …) change a
+//! connection's [`State`]. [`Cm::poll_transmit`] gives MADs, [`Cm::poll_event`] events; [`Cm::poll_timeout`]
+//! says when [`Cm::handle_timeout`] is due. An unanswered request is resent as often as the REQ says; a
+//! repeated one is answered again. An ended connection keeps its names for a while ([`State::TimeWait`]).
 //! Left out: alternate paths (LAP, APR), RD and XRC, redirection.
 //!
-//! Local communication ids carry the process's slot in their upper 7 bits, so that one process may hand MADs on to another
+//! Local communication ids carry the process's slot in their upper 7 bits, so that a process can forward MADs
 //! by the id in them.
 
 mod absent;
@@ -47,7 +47,7 @@ pub const fn code_ns(code: u8) -> u64 {
     TIME_UNIT_NS << (code & 31)
 }
 
-/// The code of a local ACK time-out: covers two packet lifetimes and the other end's delay, as Linux computes it.
+/// Code of a local ACK timeout: two packet lifetimes and the other end's delay, as Linux computes it.
 pub const fn ack_timeout(target_ack_delay: u8, packet_life_time: u8) -> u8 {
     let base = packet_life_time + 1;
     let code = if base >= target_ack_delay {
@@ -174,8 +174,8 @@ impl Cm {
         self.connections.get(&id.0).map(|connection| connection.state)
     }
 
-    /// What a QP of this connection is to be set to (IBTA vol. 1 §12.9.7 has the order), as the other end's REQ would say it: its
-    /// QPN and the first PSN that we send, zeroes until they are known, and the path and what each end holds, seen from our end.
+    /// QP attributes for this connection (order: IBTA vol. 1 §12.9.7) in the form of the other end's REQ: its
+    /// QPN and our first PSN (zeroes until known), the path, and each end's resources, seen from our end.
     pub fn attributes(&self, id: ConnectionId) -> Option<Req> {
         self.connections.get(&id.0).map(|connection| connection.attributes)
     }

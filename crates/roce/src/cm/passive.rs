@@ -21,7 +21,7 @@ impl Cm {
         Ok(())
     }
 
-    /// The program asks for more time: a repeated REQ is told to wait for this long (code of 5 bits). Nothing is sent now.
+    /// The program asks for more time: a repeated REQ gets an MRA of this 5-bit code. Nothing is sent now.
     ///
     /// Errors: no such connection, another state.
     pub fn postpone(&mut self, id: ConnectionId, timeout: u8) -> Result<(), CmError> {
@@ -109,7 +109,7 @@ impl Cm {
         [(service, Some(address)), (service, None)].into_iter().find(|key| self.listeners.contains_key(key))
     }
 
-    /// Opens a connection for a request that takes a place among those that wait at a listener; `fill` sets more of it.
+    /// Opens a connection for a request, which takes a place in its listener's backlog; `fill` sets the rest.
     pub(super) fn admit(
         &mut self,
         key: (u64, Option<Gid>),

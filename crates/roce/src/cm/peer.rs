@@ -76,9 +76,9 @@ pub struct Event {
 pub enum Cause {
     /// The other end's message, and the whole room of its private data, zeroes at its end included.
     ///
-    /// A REQ or a SIDR_REQ asks: accept or reject. A REP accepts: say that you are ready. With an RTU, or data in its place, the
-    /// connection stands. A DREQ wants to end it: answer by [`super::Cm::disconnect`]. With a DREP it is over, with a REJ it is no
-    /// more, or rests, and with a SIDR_REP the question is no more.
+    /// REQ or SIDR_REQ: accept or reject. REP: say that you are ready. RTU, or data instead: the connection
+    /// is established. DREQ: answer by [`super::Cm::disconnect`]. DREP: it has ended. REJ: it is removed or
+    /// in [`super::State::TimeWait`]. SIDR_REP: the request is removed.
     Received(Message, Vec<u8>),
     /// No answer, however often it was asked; the connection is no more.
     Unreachable,

@@ -1,7 +1,7 @@
 //! States of a connection, and which message each one takes.
 //!
-//! IBTA vol. 1 §12.9 (states of communication establishment) has more of them: what waits for nothing but the program is
-//! one state here.
+//! IBTA vol. 1 §12.9 (states of communication establishment) has more: states that wait only for the program
+//! are one here.
 
 /// Where a connection stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

@@ -1,8 +1,8 @@
 //! Between what the engine says of a packet and its headers on a wire ([`crate::wire`]).
 //!
-//! Opcodes and headers as in IBTA vol. 1 §9.2; golden bytes from `rdma_rxe` in the tests. The partition key is the default one,
-//! and an AETH grants no credits, as rxe's does. Everything of a received packet that is reserved, or speaks of migration or
-//! congestion, is passed over: a counter of such things reads the bytes.
+//! Opcodes and headers as in IBTA vol. 1 §9.2; golden bytes from `rdma_rxe` in the tests. The partition key
+//! is the default, and an AETH grants no credits, as in rxe. In a received packet, reserved fields, migration
+//! and congestion are ignored: a counter of such things reads the bytes.
 
 use super::{Aeth, Content, Deth, Packet, Syndrome, Trailer};
 use crate::wire::aeth::NO_CREDITS;
@@ -13,8 +13,8 @@ use crate::wire::{
 use crate::{Fragment, NakCode};
 
 impl Packet {
-    /// The packet with its payload, to be written. `None` when no opcode says so: an operation that the service does not
-    /// have, which the engine never sends.
+    /// The packet with its payload, to be written. `None` when no opcode expresses it: an operation that the
+    /// service lacks, which the engine never sends.
     pub fn to_wire<'a>(&self, payload: &'a [u8]) -> Option<wire::Packet<'a>> {
         let (operation, extended) = headers(&self.content);
         let kind = PacketKind::of(operation, self.content.position(), extended.set())?;
@@ -33,8 +33,8 @@ impl Packet {
         Some(wire::Packet { bth, extended, payload })
     }
 
-    /// What a received packet says; its payload stays where it is. `None` for an AETH with a reserved syndrome or NAK code,
-    /// which is dropped unanswered.
+    /// What a received packet says; its payload stays in place. `None` for an AETH with a reserved syndrome
+    /// or NAK code, which is dropped unanswered.
     pub fn from_wire(packet: &wire::Packet<'_>) -> Option<Packet> {
         let wire::Packet { bth, extended, payload } = *packet;
         let deth = extended.deth().map(|deth| Deth { qkey: deth.qkey, src_qpn: deth.src_qpn });

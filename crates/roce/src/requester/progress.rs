@@ -5,15 +5,15 @@ use crate::Psn;
 /// How many packets go out, and how often they ask for an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendWindow {
-    /// Request packets in flight at most: sent, and not acknowledged; fewer after losses. A READ or an atomic is one, however
-    /// many PSNs its response takes. But while as many response packets are to come, no further READ or atomic is sent.
+    /// Request packets in flight at most: sent, not acknowledged; fewer after losses. A READ or atomic is
+    /// one, however many PSNs its response takes; but with as many response packets due, no other is sent.
     pub packets: u32,
     /// AckReq at least on every so many-th packet, besides on the last of each message.
     pub ack_every: u32,
 }
 
 impl SendWindow {
-    /// As many packets of this path MTU as hold `bytes`, with an AckReq on every 16th, and four times in a window at least.
+    /// As many packets of this path MTU as hold `bytes`; AckReq on every 16th, at least 4 times a window.
     pub const fn of_bytes(bytes: u32, path_mtu_bytes: u32) -> SendWindow {
         let mtu = if path_mtu_bytes == 0 { 1 } else { path_mtu_bytes };
         let packets = bytes.div_ceil(mtu);
@@ -23,8 +23,8 @@ impl SendWindow {
 }
 
 impl Default for SendWindow {
-    /// 64 packets: 256 KiB of the largest path MTU. A loss costs up to a window, for all that was sent behind it goes again.
-    /// `src/tests/snapshots/goodput.txt` has what that leaves.
+    /// 64 packets: 256 KiB of the largest path MTU. A loss costs up to a window: all sent behind it is
+    /// resent. The resulting goodput is in `src/tests/snapshots/goodput.txt`.
     fn default() -> SendWindow {
         SendWindow::of_bytes(256 << 10, 4096)
     }
@@ -50,7 +50,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Packets that came through since the last loss, `most` at most. The place of the loss follows, because PSNs come round.
+    /// Packets that came through since the last loss, at most `most`. `lost_at` follows, because PSNs wrap.
     pub(super) fn through(&mut self, oldest: Psn, most: u32) -> u32 {
         if oldest.distance_from(self.lost_at) > most {
             self.lost_at = oldest.minus(most);

@@ -1,7 +1,7 @@
 //! What replies do to a requester's queue: which messages they acknowledge, and what is sent again.
 //!
-//! Follows IBTA vol. 1 §9.7.6 (receiving responses). An acknowledgement covers all before it, but a READ or an atomic only its own
-//! response completes: whatever skips that says that the response is lost.
+//! Follows IBTA vol. 1 §9.7.6 (receiving responses). An acknowledgement covers all before it, but only its
+//! own response completes a READ or an atomic: a reply that skips one says that the response is lost.
 
 use super::{Message, Requester, State};
 use crate::message::psn_count;
@@ -19,7 +19,7 @@ enum Acknowledged {
 }
 
 impl<W> Requester<W> {
-    /// How many PSNs after the oldest outstanding one this is; `None` when it is not outstanding (a ghost, §9.7.6).
+    /// PSNs from the oldest outstanding one to this one; `None` if not outstanding (a ghost, §9.7.6).
     pub(super) fn outstanding_offset(&self, psn: Psn) -> Option<u32> {
         if self.state != State::Active || self.done >= self.sent_end {
             return None;
@@ -28,8 +28,8 @@ impl<W> Requester<W> {
         (offset < self.sent_end_psn.distance_from(self.oldest_psn)).then_some(offset)
     }
 
-    /// Marks done what lies wholly before `end`, counted in PSNs from the oldest outstanding; stops at a READ or an
-    /// atomic that starts before it, which only its own response can complete.
+    /// Marks messages wholly before `end` done, in PSNs from the oldest outstanding. Stops at a READ or
+    /// atomic that starts before it: only its own response completes it.
     fn acknowledge_before(&mut self, end: u32) -> Acknowledged {
         let (mut acknowledged, mut whole, mut packets) = (Acknowledged::All, 0, 0);
         let sent = (self.done - self.front) as usize..(self.sent_end - self.front) as usize;
@@ -131,7 +131,7 @@ impl<W> Requester<W> {
         if self.acknowledge_before(offset) == Acknowledged::UpToResponse {
             return self.resend_once();
         }
-        // Only a message that consumes a receive can meet a receiver that is not ready, and only one that was sent
+        // Only a message that consumes a receive can meet a receiver that is not ready, and only if sent
         // since the last wait; anything else is an echo.
         let refused = self.message(self.done).is_some_and(|message| message.opcode.takes_receive());
         if !refused || self.nothing_sent() {
@@ -164,8 +164,8 @@ impl<W> Requester<W> {
         ReplyVerdict::Response(Ticket(ticket))
     }
 
-    /// Takes one packet of a READ response (IBTA §9.7.6): the next in order is placed, an earlier one is a copy, a later one
-    /// says that some between are lost, and the READ goes out again from the first of these.
+    /// Takes one packet of a READ response (IBTA §9.7.6): the next in order is placed, an earlier one is a
+    /// copy; a later one shows a loss, and the READ is resent from the first missing packet.
     pub(super) fn take_read_response(
         &mut self,
         psn: Psn,
@@ -186,8 +186,8 @@ impl<W> Requester<W> {
         if end <= self.progress.acked {
             return ReplyVerdict::Ignored;
         }
-        // A READ that went out again from the middle is answered by a first packet there, and the rest of the earlier answer
-        // may still arrive: which packet starts a response says nothing, which one ends it does.
+        // A READ resent from its middle is answered by a first packet there, and the rest of the earlier
+        // answer may follow: a position tells whether a packet ends the response, not whether it starts it.
         let start = index * mtu;
         let rest = length.saturating_sub(start);
         let full = bytes == mtu || self.progress.window.is_none() && bytes > 0 && bytes.is_multiple_of(mtu);
@@ -206,9 +206,9 @@ impl<W> Requester<W> {
         ReplyVerdict::Place { ticket: Ticket(ticket), fragment }
     }
 
-    /// Goes back to `done`, once for each loss. A NAK reports a lost request. An answer to a later message shows that the response at
-    /// `done` is lost. Until something is acknowledged, further reports are of the transmission that is being repeated. If the
-    /// repetition is lost too, the timer notices.
+    /// Goes back to `done`, once for each loss. A NAK reports a lost request; an answer to a later message
+    /// shows that the response at `done` is lost. Until something is acknowledged, further reports concern
+    /// the transmission being repeated. If the repetition is lost too, the timer expires.
     fn resend_once(&mut self) -> ReplyVerdict {
         if self.recovering || matches!(self.timer, Timer::Rnr { .. }) {
             return ReplyVerdict::Ignored;

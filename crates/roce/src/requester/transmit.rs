@@ -1,7 +1,7 @@
 //! Messages on their way out: the packet that goes next, how far it has gone, and the send window.
 //!
-//! Follows IBTA vol. 1 on generating requests. Two messages may be split by a moment of the queue: the one at `done` and the one at
-//! `next_send`.
+//! Follows IBTA vol. 1 on generating requests. Two messages may be partly done: the one at `done` and the one
+//! at `next_send`.
 
 use super::{Message, Requester, SendWindow};
 use crate::packet::{Content, Packet, Position, Reth, Trailer, position_of};
@@ -22,7 +22,7 @@ pub struct PacketTransmit {
     pub packets: u32,
     /// Where in the message; READs and atomics are always whole.
     pub position: Position,
-    /// Bytes of the message that it carries; of a READ, those that it asks for: the RETH's address moves by the offset.
+    /// Bytes of the message that it carries, or that a READ asks for: the offset moves the RETH's address.
     pub fragment: Fragment,
     pub ack_requested: bool,
     pub retransmission: bool,
@@ -55,9 +55,9 @@ impl PacketTransmit {
 }
 
 impl<W> Requester<W> {
-    /// The next packet to send: of the oldest message that is not sent wholly, from the first PSN on that is neither
-    /// acknowledged nor sent in this pass. [`Requester::sent_packet`] sends it. As many packets of the message in one as `most` bytes
-    /// hold.
+    /// The next packet to send: of the oldest message not wholly sent, from the first PSN that is neither
+    /// acknowledged nor sent in this pass. [`Requester::sent_packet`] marks it sent. Holds as many packets of
+    /// the message as fit in `most` bytes.
     #[inline(always)]
     pub fn next_packet(&mut self, most: u32) -> Option<PacketTransmit> {
         let &Message { opcode, psn, length, psn_count, .. } = self.next_to_send()?;
@@ -91,16 +91,16 @@ impl<W> Requester<W> {
             packets: if is_rest { psn_count - index } else { length / self.config.path_mtu_bytes },
             position: if alone { Position::Only } else { position_of(index == 0, is_rest) },
             fragment: Fragment { offset, length },
-            // The responder owes nothing to packets that do not ask: so the last of a message does, one every few before it,
-            // and the one that fills the window.
+            // The responder owes nothing to packets that do not ask. A message's last packet asks, one every
+            // few before it, and the one that fills the window.
             ack_requested: reliable && (is_rest || fills_window),
             retransmission: again != 0,
             begins: !self.progress.is_cut,
         })
     }
 
-    /// What [`Requester::next_packet`] gave has left, or so many bytes of it, whole packets: the rest comes next. A message of an
-    /// unreliable service that has left is complete: read its payload before completions are polled.
+    /// What [`Requester::next_packet`] gave was sent, or `bytes` of it, whole packets: the rest comes next.
+    /// An unreliable service's message is complete once sent: read its payload before polling completions.
     #[inline(always)]
     pub fn sent_packet(&mut self, now: Now, transmit: &PacketTransmit, bytes: u32) {
         let PacketTransmit { ticket, opcode, psn, fragment, ack_requested, .. } = *transmit;
@@ -148,7 +148,7 @@ impl<W> Requester<W> {
         self.response_psns - answered
     }
 
-    /// Packets that may be in flight: those of the window. After a loss fewer, and one more for each acknowledged since.
+    /// Packets that may be in flight: the window. After a loss fewer, plus one for each acknowledged since.
     fn allowed(&mut self, window: SendWindow, oldest: Psn) -> u32 {
         let full = window.packets.max(1);
         let through = self.progress.through(oldest, full);
@@ -160,8 +160,8 @@ impl<W> Requester<W> {
         grown.min(full)
     }
 
-    /// A packet was lost, and all behind it goes again. The next pass begins with as many packets as came through since the
-    /// loss before, because what lies behind the next loss is sent for nothing.
+    /// A packet was lost, and all behind it is resent. The next pass begins with as many packets as came
+    /// through since the previous loss, because what lies behind the next loss is wasted.
     pub(super) fn shrink_window(&mut self) {
         let (Some(oldest), Some(window)) = (self.first_unacknowledged(), self.progress.window) else {
             return;

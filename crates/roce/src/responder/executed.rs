@@ -1,7 +1,7 @@
 //! Executed requests: the READs and atomics that a reliable responder keeps, to answer their duplicates.
 //!
-//! Duplicate requests (IBTA vol. 1 §9.7.4, C9-105): a READ is executed again, an atomic is answered with the result that it
-//! had the first time. As many are kept as the QP's responder resources; a conforming requester cannot ask for older ones.
+//! Duplicate requests (IBTA vol. 1 §9.7.4, C9-105): a READ is executed again, an atomic gets its first
+//! result. As many are kept as the QP's responder resources; a conforming requester asks for no older one.
 
 use std::collections::VecDeque;
 
@@ -39,10 +39,10 @@ impl ExecutedRequests {
         self.entries.push_back((*request, old));
     }
 
-    /// How to answer a duplicate: with what an atomic found, none: with the rest of a READ, or all of it. `None` when it repeats
-    /// nothing that is remembered.
+    /// How to answer a duplicate: with an atomic's result, or (none) with the rest of a READ or all of it.
+    /// `None` if it repeats nothing remembered.
     ///
-    /// A READ may come again from the middle: from its first missing PSN, with the address moved and the length cut.
+    /// A READ may come again from its middle: from the first missing PSN, with address moved and length cut.
     pub(super) fn find(&self, duplicate: &Request, path_mtu_bytes: u32) -> Option<Option<u64>> {
         let mut latest = self.entries.iter().rev();
         let found = latest.find(|(request, _)| repeats(request, duplicate, path_mtu_bytes));

@@ -1,4 +1,4 @@
-//! What a responder does with a granted request and makes of its outcome: work, replies, and the errors that end it.
+//! What a responder does with a granted request and its outcome: work, replies, and the errors that end it.
 //!
 //! Follows IBTA vol. 1 §9.7.5 (generating responses) and §9.9.3 (responder's errors).
 
@@ -19,7 +19,7 @@ impl Responder {
         region: Region,
         resources: &mut impl Resources,
     ) -> Verdict {
-        // The length from the packet: both halves of the fragment would be loaded as one word, and wait until both are stored.
+        // Length from the packet: loading the fragment as one word would stall until both halves are stored.
         let length = packet.payload.length;
         let Request { fragment: Fragment { offset, .. }, opcode, imm, .. } = self.at_work;
         let last = packet.content.position().ends();
@@ -45,8 +45,8 @@ impl Responder {
         Verdict::Execute(Work::Write { region, offset, length, completion })
     }
 
-    /// Work of a request that is no WRITE. Apart: put together in one place, the kinds of work are stored by halves of words, and what
-    /// loads a word waits for both.
+    /// Work of a request that is not a WRITE. Apart: if one place made all kinds of work, they would be
+    /// stored in half words, and a load of the whole word would stall.
     #[inline(never)]
     fn execute_other(&mut self, packet: &Packet, region: &Region) -> Verdict {
         let Request { fragment: Fragment { offset, .. }, opcode, .. } = self.at_work;
@@ -125,8 +125,8 @@ impl Responder {
 
     // Errors.
 
-    /// Our own memory failed (IBTA §9.9.3, remote operational error). The receive's completion tells when the fault is
-    /// in its buffers, an event does when it is in registered memory.
+    /// Our own memory failed (IBTA §9.9.3, remote operational error). The receive's completion reports a
+    /// fault in its buffers, an event one in registered memory.
     #[cold]
     pub(super) fn local_fault(&mut self) {
         let (event, status) = match self.at_work.opcode.is_send() {
@@ -176,7 +176,7 @@ impl Responder {
         self.ack_due = false;
     }
 
-    /// By itself: in place it would cost the requests that are not dropped registers, and a 15th of their time (example `device`).
+    /// Not inlined: inlining costs other requests registers and a 15th of their time (example `device`).
     #[cold]
     #[inline(never)]
     pub(super) fn drop(&self, reason: DropReason) -> Verdict {

@@ -1,6 +1,6 @@
 //! The responder of a reliable connection: what comes in order, what comes too soon, and what comes again.
 //!
-//! Follows IBTA vol. 1 §9.7.4 (receiving requests; C9-105 for duplicates) and §9.7.5.2.8 (receiver not ready).
+//! Follows IBTA vol. 1 §9.7.4 (receiving requests; C9-105: duplicates), §9.7.5.2.8 (receiver not ready).
 
 use super::requests::describe;
 use super::{Responder, State};
@@ -51,15 +51,15 @@ impl Responder {
         Verdict::Answered
     }
 
-    /// No receive for the expected message (IBTA §9.7.5.2.8): it is to come again later, all after it are dropped.
+    /// No receive for the expected message (IBTA §9.7.5.2.8): it must be resent, all after it are dropped.
     fn not_ready(&mut self) -> Verdict {
         self.state = State::NotReady;
         self.nak(Syndrome::RnrNak { timer: self.config.min_rnr_timer & 0x1f });
         Verdict::Answered
     }
 
-    /// A request seen before (C9-105): WRITEs and SENDs are acknowledged again, READs executed again, atomics answered from the
-    /// list. A READ whose response is still going out starts over where it is asked for again.
+    /// A request seen before (C9-105): WRITEs and SENDs are acknowledged again, READs executed again, atomics
+    /// answered from the list. A READ whose response is being sent restarts where it is asked for again.
     #[cold]
     fn duplicate(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
         let path_mtu_bytes = self.config.path_mtu_bytes;

@@ -1,8 +1,8 @@
-//! From a packet to a request: what its headers say, with those of its message's first packet, and whether it may stand there.
+//! From a packet to a request: its headers, those of its message's first packet, and whether it fits there.
 //!
-//! Follows IBTA vol. 1 §9.7.4 (receiving requests). A SEND's length is known at its last packet only, so that until then
-//! [`Request::length`] counts the bytes so far; immediate and key to invalidate come last, and with them a WRITE's receive; a packet of
-//! the wrong kind, size or place is on RC an invalid request.
+//! Follows IBTA vol. 1 §9.7.4 (receiving requests). A SEND's length is known only at its last packet; until
+//! then [`Request::length`] counts the bytes so far. Immediate and key to invalidate come last, with a
+//! WRITE's receive. On RC a packet of the wrong kind, size or place is an invalid request.
 
 use super::{Assembly, Responder};
 use crate::message::MAX_MESSAGE_BYTES;
@@ -21,7 +21,7 @@ impl Responder {
             return false;
         };
         self.at_work = request;
-        // A first or only packet inside a message, a middle or last one outside: §9.7.4, checking the opcode sequence.
+        // A first or only packet inside a message, a middle or last one outside: §9.7.4, opcode sequence.
         if position.starts() == self.assembly.is_some() {
             return false;
         }
@@ -38,7 +38,7 @@ impl Responder {
         adds_up && self.may_carry(position, bytes)
     }
 
-    /// Whether a packet at this position may have so many bytes: on a wire those of one, in shared memory those of several.
+    /// Whether a packet here may have so many bytes: those of one on a wire, of several in shared memory.
     #[inline(always)]
     fn may_carry(&self, position: Position, bytes: u32) -> bool {
         let path_mtu_bytes = self.config.path_mtu_bytes;
@@ -69,8 +69,8 @@ impl Responder {
     }
 }
 
-/// What a packet's headers say, with those of its message's first packet where it continues one. `None` when it continues
-/// nothing, or another operation.
+/// What a packet's headers say, with those of its message's first packet if it continues one. `None` when it
+/// continues nothing, or another operation.
 #[inline(always)]
 pub(super) fn describe(packet: &Packet, src_qpn: u32, assembly: Option<&Assembly>) -> Option<Request> {
     let bytes = packet.payload.length;

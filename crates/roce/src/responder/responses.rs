@@ -31,7 +31,7 @@ impl Responder {
         Some(self.outgoing(psn, content, Fragment::default(), PayloadSource::Nothing))
     }
 
-    /// What [`Responder::next_packet`] gave has left, or so many bytes of it, whole packets: the rest comes next.
+    /// What [`Responder::next_packet`] gave was sent, or `bytes` of it, whole packets: the rest comes next.
     pub fn sent_packet(&mut self, bytes: u32) {
         let Some((response, stream)) = self.next_read() else { return self.pop_reply() };
         let last_read = (stream.psn.plus(stream.next), response.replayed, stream.region);
@@ -62,7 +62,7 @@ impl Responder {
         Some((response, self.outbound.reads.front()?))
     }
 
-    /// What READs of this key are not answered with yet is read through another key; none: it is not to be sent.
+    /// What READs of this key still lack is read through `other`; without it, it must not be sent.
     pub fn rekey_reads(&mut self, key: u32, other: Option<u32>) {
         for stream in self.outbound.reads.iter_mut().filter(|stream| stream.region.key == key) {
             stream.region.key = other.unwrap_or(key);
@@ -82,10 +82,10 @@ impl Responder {
         (self.nak, self.ack_due) = (None, false);
     }
 
-    /// The bytes of the READ response packet polled last cannot be read: the region is gone ([`Outcome::Revoked`]), or its
-    /// memory is. Do not send the packet; the NAK that takes its place acknowledges what was sent before it.
+    /// The bytes of the READ response packet polled last are unreadable: the region ([`Outcome::Revoked`]) or
+    /// its memory is gone. Do not send the packet; the NAK in its place acknowledges what was sent before it.
     ///
-    /// The first answer to a READ ends in error (IBTA §9.9.3), a repeated one in silence: its first run succeeded.
+    /// The first answer to a READ ends in error (IBTA §9.9.3), a repeat in silence: its first run succeeded.
     pub fn read_failed(&mut self, outcome: Outcome) {
         let Some((psn, replayed, Region { key: rkey, va: remote_va, len, .. })) =
             self.outbound.last_read.take()
@@ -108,8 +108,8 @@ impl Responder {
         self.refuse(code, Some(event), Status::Flushed, why);
     }
 
-    /// A READ was granted: its response goes out packet by packet, each reading its bytes then. So they may be those of a
-    /// WRITE behind the READ; a requester that minds posts that with a fence (IBTA, ordering of operations).
+    /// A READ was granted: its response is sent packet by packet, each reading its bytes then. So a later
+    /// WRITE may change them; a requester that minds posts it with a fence (IBTA, ordering of operations).
     pub(super) fn stream_read(&mut self, request: &Request, region: Region) {
         let Request { psn, length, remote_va, rkey, .. } = *request;
         let packets = self.last_psn(request).distance_from(psn) + 1;

@@ -15,7 +15,7 @@ pub(super) struct Outbound {
     pub(super) unacknowledged: u32,
     /// The READs among the responses to send, in the same order.
     pub(super) reads: VecDeque<ReadStream>,
-    /// The packet of a READ response that was sent last: its PSN, whether the READ was a repetition, and what it reads.
+    /// The READ response packet sent last: its PSN, whether the READ was a repetition, and what it reads.
     pub(super) last_read: Option<(Psn, bool, Region)>,
 }
 
@@ -42,7 +42,7 @@ impl Outbound {
         self.reads.capacity()
     }
 
-    /// Whether an executed request makes an acknowledgement due: on a wire when it asks, or when enough have gathered.
+    /// Whether an executed request makes an ACK due: on a wire if it asks, or if enough have gathered.
     pub(super) fn acknowledges(&mut self, request: &Request) -> bool {
         let Some(ack_every) = self.ack_every else { return true };
         self.unacknowledged += 1;
@@ -71,8 +71,8 @@ impl ReadStream {
         self.next >= self.packets
     }
 
-    /// Goes back to where `request`, the rest of this READ, starts. False when it is another one's, or when what lies
-    /// before it has not gone out.
+    /// Goes back to where `request`, the rest of this READ, starts. False when it is another one's, or when
+    /// what lies before it has not been sent.
     pub(super) fn rewind(&mut self, request: &Request, path_mtu_bytes: u32) -> bool {
         let index = request.psn.distance_from(self.psn);
         if index > self.next {

@@ -1,4 +1,4 @@
-//! The responder of an unreliable connection and of datagrams: what cannot be taken is dropped without an answer.
+//! Responder of an unreliable connection and of datagrams: what it cannot take, it drops unanswered.
 //!
 //! Follows IBTA vol. 1, its rules for UC and UD.
 

@@ -1,7 +1,7 @@
 //! One queue pair on a wire: packets in, packets out, and what its device is to do and to know.
 //!
-//! Joins a [`Requester`] and a [`Responder`], which hold every rule; here packets are only told apart (IBTA vol. 1 chapter 9:
-//! a QP's two halves share nothing but their QPN) and given the headers that their messages were posted with.
+//! Joins a [`Requester`] and a [`Responder`], which hold every rule. Here packets are told apart (IBTA vol. 1
+//! chapter 9: a QP's halves share only their QPN) and get the headers that their messages were posted with.
 //! Left out: moving the other half to ERR when one fails, which the QP's states do ([`crate::qp_state`]).
 //!
 //! ```text
@@ -57,7 +57,7 @@ pub enum Event {
 /// See the module. Call `poll_transmit` and `poll_event` until `None` after whatever else was called.
 #[derive(Debug)]
 pub struct Connection {
-    /// For its timer and commands: posting and polling go through the connection, which makes each message's headers.
+    /// For its timer and commands; posting and polling go through the connection, which makes headers.
     pub requester: Requester<Packet>,
     pub responder: Responder,
     /// Request packets that were polled, resent ones included.
@@ -85,7 +85,7 @@ impl Connection {
         )
     }
 
-    /// The same in shared memory, which loses nothing by itself: a packet has up to `most` bytes, those of several.
+    /// A connection over shared memory, which loses nothing: one packet holds up to `most` bytes of several.
     pub fn shared(requester: RequesterConfig, responder: ResponderConfig, most: u32) -> Connection {
         Connection::of(most, Requester::new(requester), Responder::new(responder))
     }

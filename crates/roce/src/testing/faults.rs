@@ -44,8 +44,8 @@ impl Link for Wire {
     }
 }
 
-/// A link that takes time for each byte: a frame leaves when all before it have left. What is below loses and delays what has left,
-/// so that a lost frame has taken its time too.
+/// A link that takes time for each byte: a frame leaves when all before it have left. Links below lose and
+/// delay what has left, so a lost frame has taken its time too.
 pub struct Line {
     below: Box<dyn Link>,
     ps_per_byte: u64,
@@ -54,7 +54,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Bytes of a frame beside BTH and what follows it: preamble, Ethernet header and check sequence, gap, IPv4, UDP.
+    /// Bytes of a frame beside BTH and all behind it: preamble, Ethernet header and FCS, gap, IPv4, UDP.
     const AROUND_BYTES: u64 = 8 + 14 + 4 + 12 + 20 + 8;
 
     /// Carries `gbps` Gbit/s.

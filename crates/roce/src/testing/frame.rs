@@ -1,7 +1,7 @@
-//! A whole packet from the IP header on: decoded with everything checked, or written with everything worked out.
+//! A whole packet from the IP header on: decoded with every check, or written with every field computed.
 //!
-//! What a capture or a test sees; a NIC whose packets go through a UDP socket sees the inner part alone. RFC 791, 768 and
-//! 8200; Annex A17 (RoCEv2). Left out: Ethernet, IPv4 options and IPv6 extension headers (RoCEv2 sends none).
+//! What a capture or a test sees; a NIC on a UDP socket sees only the inner part. RFC 791, 768 and 8200;
+//! Annex A17 (RoCEv2). Left out: Ethernet, IPv4 options and IPv6 extension headers (RoCEv2 sends none).
 
 use crate::wire::packet::MAX_HEADER_BYTES;
 use crate::wire::{
@@ -42,7 +42,7 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Reads a packet from its IP header on; bytes behind the length that this header says (Ethernet's padding) are
+    /// Reads a packet from its IP header on; bytes beyond that header's length (Ethernet padding) are
     /// ignored. Errors: one for each thing that can be wrong, the ICRC last.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, FrameError> {
         let ip = IpHeader::decode(bytes)?;
@@ -101,9 +101,9 @@ impl FrameBuilder<'_> {
 }
 
 impl IpHeader {
-    /// Reads the header that the first nibble names. `bytes` is all of the packet that there is: what lies behind the length
-    /// that the header says (Ethernet's padding) is not part of it. Errors: too short, another version, options, a fragment,
-    /// anything but UDP next, a wrong checksum.
+    /// Reads the header that the first nibble names. `bytes` is the packet as it came: bytes behind the
+    /// header's length (Ethernet padding) are no part of it. Errors: too short, another version, options, a
+    /// fragment, anything but UDP next, a wrong checksum.
     pub fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
         match bytes.first().map(|first| first >> 4) {
             None => Err(WireError::Truncated { what: "an IP header", need: Ipv4::BYTES, have: 0 }.into()),
@@ -191,8 +191,8 @@ fn decode_ipv6(bytes: &[u8]) -> Result<Ipv6, FrameError> {
 }
 
 impl Udp {
-    /// Reads the header of a datagram. `bytes` is the whole IP payload, and the length field has to say so. Errors: too
-    /// short, another destination port, another length.
+    /// Reads the header of a datagram. `bytes` is the whole IP payload, and the length field must match.
+    /// Errors: too short, another destination port, another length.
     pub fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
         let header = Udp::parse(bytes)?;
         if header.destination_port != udp::ROCE_PORT {
@@ -232,8 +232,8 @@ impl Packet<'_> {
     }
 }
 
-/// Source port of a flow with this 20-bit flow label, as Linux chooses it: both parts folded into 14 bits. Seen in the
-/// connections of `rxe-cm.pcap`, whose REQs name the label.
+/// Source port of a flow with this 20-bit flow label, as Linux chooses it: both parts folded into 14 bits.
+/// Seen in `rxe-cm.pcap`, whose REQs name the label.
 pub const fn port_of_flow_label(label: u32) -> u16 {
     (label & 0x3fff ^ label >> 14 & 0x3f) as u16 | udp::DYNAMIC_PORTS
 }

@@ -96,8 +96,8 @@ impl Host {
         self.slice(region.address + u64::from(part.offset), part.length as usize).to_vec()
     }
 
-    /// Does the work of the request at `psn` that brings bytes, and keeps the receives that it completes. Panics when an atomic
-    /// is to run again: at least once is not exactly once.
+    /// Does the work of the request at `psn` that brings bytes, and keeps the receives that it completes.
+    /// Panics if an atomic runs again: at least once is not exactly once.
     pub(super) fn execute(
         &mut self,
         service: ServiceType,

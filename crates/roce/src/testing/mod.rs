@@ -1,7 +1,7 @@
 //! Two ends and a link on a virtual clock, for tests of this crate.
 //!
-//! A [`Connection`] is both halves of a QP. [`Pair`] joins two [`End`]s by links, [`faults`] are links stacked on links. All of it
-//! is deterministic: the same seed gives the same trace (INV-7).
+//! A [`Connection`] is both halves of a QP. [`Pair`] joins two [`End`]s by links; [`faults`] are stacked
+//! links. All is deterministic: the same seed gives the same trace (INV-7).
 
 mod connection;
 mod end;

@@ -1,7 +1,7 @@
 //! A link that carries packets as the bytes of a wire, and may damage them: flipped bits, lost tails.
 //!
-//! What arrives is read from the bytes alone. The ICRC makes damage a loss; what it does not cover (TTL, traffic class) does
-//! not matter.
+//! What arrives is read from the bytes alone. The ICRC makes damage a loss; what it does not cover (TTL,
+//! traffic class) does not matter.
 
 use super::faults::{Frame, Link, Rng};
 use super::frame::{self, FrameBuilder};

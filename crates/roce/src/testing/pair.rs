@@ -87,8 +87,8 @@ impl Pair {
         self.with_fault(Side::B, |below| Fault::lose(below, Pick::Nth(Kind::Reply, n)))
     }
 
-    /// Random faults on both links: chances in a thousand for loss, for a second copy, and for a delay of up to
-    /// about `late_ns`.
+    /// Random faults on both links: chances in a thousand for loss, duplication, and a delay of up to about
+    /// `late_ns`.
     #[must_use]
     pub fn with_noise(mut self, seed: u64, lose: u64, duplicate: u64, delay: u64, late_ns: u64) -> Self {
         for (side, salt) in [(Side::A, 1), (Side::B, 2)] {
@@ -129,8 +129,8 @@ impl Pair {
         }
     }
 
-    /// Jumps to the next event: an arrival or a timer. False when there is none, or none until `limit`. Panics when a timer
-    /// that ran is still due, and when there is no end of events.
+    /// Jumps to the next event: an arrival or a timer. False when there is none until `limit`. Panics when a
+    /// timer that ran is still due, or when events never end.
     pub fn step_until(&mut self, limit: Now) -> bool {
         self.transmit();
         let arrival = self.in_flight.first_key_value().map(|(&(at, _), _)| at);

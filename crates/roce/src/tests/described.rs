@@ -1,4 +1,4 @@
-//! Packets as tests describe them: requests as some bytes of a message with all that its headers say, and answers.
+//! Packets as tests describe them: requests as bytes of a message with all their headers, and answers.
 
 use crate::packet::{Aeth, Deth, Reth, Syndrome, position_of};
 use crate::{

@@ -1,9 +1,9 @@
-//! What a connection carries of a line that loses packets, on the virtual clock: a table of windows, losses and operations.
+//! Goodput of a connection over a lossy line, on the virtual clock: a table of windows, losses, operations.
 //!
-//! The line: 25 Gbit/s, 10 µs there and 10 µs back, so that 15 packets of 4 KiB fill it; random loss both ways. Time-out 8 (1 ms),
-//! path MTU 4096, messages of 64 KiB. Going back to a lost packet sends everything behind it again, so a loss costs the line time
-//! of what was in flight. A large window costs more than it brings until the second loss, which makes it smaller. A loss that no
-//! NAK tells, of the repetition or of the NAK, costs a time-out.
+//! The line: 25 Gbit/s, 10 µs each way, so that 15 packets of 4 KiB fill it; random loss both ways. Timeout 8
+//! (1 ms), path MTU 4096, messages of 64 KiB. Going back to a lost packet resends all behind it, so a loss
+//! costs the line time of what was in flight. A large window costs more than it brings until the second loss,
+//! which shrinks it. A loss without a NAK (of the repetition, or of the NAK) costs a timeout.
 
 use std::fmt::Write as _;
 
@@ -90,7 +90,7 @@ fn loss_leaves_of_the_goodput_what_the_table_says() {
     assert!(table == snapshot, "src/tests/snapshots/goodput.txt says otherwise; now it is\n{table}");
 }
 
-/// 4 % lost both ways at a round trip of 3 ms, 480 packets: what a kernel's peer saw of this requester, and counted.
+/// 4 % loss both ways, round trip 3 ms, 480 packets: what a kernel peer of this requester counted.
 #[test]
 fn a_lossy_line_with_a_long_way_does_not_get_whole_windows_again_and_again() {
     const SEEDS: u64 = 20;

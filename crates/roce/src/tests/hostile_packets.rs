@@ -1,4 +1,4 @@
-//! Any packet whatsoever from the other side, on a wire and in shared memory: nothing panics, overflows, or grows.
+//! Any packet at all from the peer, on a wire and in shared memory: nothing panics, overflows or grows.
 
 use std::cell::Cell;
 
@@ -144,8 +144,8 @@ fn post(connection: &mut Connection, opcode: Opcode, length: u32) {
     });
 }
 
-/// What may come of a work is within what it was granted. On a wire a packet has the path MTU at most, in shared memory as many
-/// bytes as its message.
+/// The outcome of a work is within what it was granted. On a wire a packet has at most the path MTU, in
+/// shared memory as many bytes as its message.
 fn answer(connection: &mut Connection, packet: &Packet, work: Work, (mtu, most): Path, fault: u64) {
     let longest = if most.is_some() { MAX_MESSAGE_BYTES } else { mtu };
     match work {
@@ -168,7 +168,7 @@ fn answer(connection: &mut Connection, packet: &Packet, work: Work, (mtu, most):
     });
 }
 
-/// The packet at a PSN where it may matter, of a reply by what it has; two of three also fitting in what their headers say, if not in where they come.
+/// The packet at a PSN where it may matter; for two of three the length also fits what their headers say.
 fn aimed(
     connection: &Connection,
     service: ServiceType,

@@ -1,4 +1,4 @@
-//! Random conversations over bad links against a trivial model: every byte once and in order, or the right error.
+//! Random conversations over bad links against a simple model: every byte once, in order, or the right error.
 
 use std::cell::Cell;
 
@@ -8,8 +8,8 @@ use proptest::test_runner::{RngSeed, TestRunner};
 use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, Pair, Pick, Side};
 use crate::{Opcode, Psn, SendWindow, Status};
 
-/// Bytes that WRITEs, and words that atomics, may touch. READs have a part of their own, since a READ that is executed
-/// again may see later WRITEs (IBTA §9.7.4: the data is that of the last execution).
+/// Bytes that WRITEs, and words that atomics, may touch. READs have their own part: a READ executed again may
+/// see later WRITEs (IBTA §9.7.4: the data is that of the last execution).
 const WRITES: u64 = 2048;
 const WORDS: u64 = 8;
 const READS_AT: usize = 8192;
@@ -228,8 +228,8 @@ fn statuses(pair: &Pair) -> Vec<Status> {
     pair.a.statuses()
 }
 
-/// A fixed seed, so that a failure in CI is the same failure here; the count of whole successes and of resends shows
-/// that the links are bad, but not only bad.
+/// A fixed seed, so that a failure in CI repeats here. The counts of full successes and of resends show that
+/// the links are bad, but not only bad.
 fn hold_conversations(by_packet: bool) {
     let config = ProptestConfig {
         cases: 3000,

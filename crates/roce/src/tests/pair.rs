@@ -1,5 +1,5 @@
-//! Two ends on a virtual clock, in shared memory and on a wire: every operation over every single fault, exact times, replay from a
-//! seed, and what goes over the wire.
+//! Two ends on a virtual clock, in shared memory and on a wire: every operation over every single fault,
+//! exact times, replay from a seed, and what goes over the wire.
 
 use crate::testing::{A_QPN, EndpointConfig, Fault, Kind, LocalWork, OnWire, Pair, Pick, Rng, Side, VA};
 use crate::{AsyncEvent, Now, Opcode, Psn, SendWindow, ServiceType, Status};
@@ -116,7 +116,7 @@ fn replay_gives_the_same_trace_for_the_same_seed_and_another_for_another() {
     }
 }
 
-/// IBTA §9.7.6: the first time-out and one for each retry; not a nanosecond sooner or later on this clock, whatever was in flight.
+/// IBTA §9.7.6: the first timeout and one for each retry, exact to the nanosecond, whatever was in flight.
 #[test]
 fn a_peer_that_dies_is_a_retry_error_at_exactly_the_configured_time() {
     let works = [
@@ -130,7 +130,7 @@ fn a_peer_that_dies_is_a_retry_error_at_exactly_the_configured_time() {
             for (work, by_packet) in works.iter().flat_map(|work| [(work, false), (work, true)]) {
                 let config =
                     EndpointConfig { timeout, retry_count, path_mtu_bytes: 256, ..EndpointConfig::default() };
-                // The third packet of the second message and all after it are lost, or what it is when it has one only.
+                // From the second message's third packet on all is lost; from its only one, if it has one.
                 let several = by_packet && matches!(work.opcode, Opcode::Write | Opcode::Send);
                 let lost = Pick::From(Kind::Request, if several { 4 } else { 2 });
                 let pair = WAYS[usize::from(by_packet)](config);

@@ -280,7 +280,7 @@ fn a_loss_is_repaired_once_however_often_it_is_naked() {
     assert_eq!(resent(&mut requester, 4), [(10, true)]);
 }
 
-/// IBTA §9.7.6: a sequence NAK takes a retry as a time-out does, or a peer that only ever NAKs would keep a queue alive.
+/// IBTA §9.7.6: a sequence NAK takes a retry like a timeout; a peer that only NAKs would keep a queue alive.
 #[test]
 fn sequence_naks_and_time_outs_use_up_the_same_retries() {
     for retry_count in 0..=7u8 {

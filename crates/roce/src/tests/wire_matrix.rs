@@ -1,7 +1,7 @@
-//! Loss × operation × size on the virtual clock, as tables that a person can read and a change has to explain.
+//! Loss × operation × size on the virtual clock: tables that a person can read and a change must explain.
 //!
-//! A cell is twenty messages on one connection of path MTU 1024, posted as fast as the queue takes them: request packets sent,
-//! how many of them again, and NAKs. `!n` says that the retries ran out after n messages. INV-7: every cell runs twice.
+//! A cell is twenty messages on one connection of path MTU 1024, posted as fast as the queue takes them:
+//! request packets, resent ones, NAKs. `!n`: retries ran out after n messages. INV-7: every cell runs twice.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What a requester that sends packets makes of replies and of time. Path MTU 256, first PSN 0, depth 2 for READs.
+//! How a requester of packets reacts to replies and time. Path MTU 256, first PSN 0, depth 2 for READs.
 
 use super::described::{ACK, answer, nak, rnr};
 use crate::wire::Position::{self, First, Last, Middle, Only};

@@ -284,7 +284,7 @@ fn acknowledgements_come_when_asked_for_and_after_so_many_packets() {
     assert_eq!(scene.responder.msn(), 8);
 }
 
-/// MSN: messages, not packets, and not the same one twice; a NAK carries the count so far (rxe's captures do).
+/// MSN counts messages, not packets, each once; a NAK carries the count so far (as in rxe's captures).
 #[test]
 fn every_answer_counts_the_messages_completed() {
     let mut scene = Fixture::new(ServiceType::Rc, 7, 1);

@@ -19,7 +19,7 @@ fn uc_write(psn: u32, position: Position, bytes: u32, total: u32, trailer: Trail
     Packet { service: ServiceType::Uc, ..packet(psn, content, bytes) }
 }
 
-/// One letter a packet: executed `x`, executed and message done `X`, or dropped `.`, and why; and nothing is ever answered.
+/// One letter a packet: executed `x`, executed and message done `X`, dropped `.` (and why); no answers.
 fn run(scene: &mut Fixture, packets: &[Packet]) -> (String, Vec<DropReason>) {
     let mut why = Vec::new();
     let word = |packet: &Packet| {

@@ -1,7 +1,7 @@
 //! AETH: syndrome and MSN of an answer, 4 bytes.
 //!
-//! IBTA vol. 1 §9.3.5 and §9.7.5.1-2: three bits of the syndrome say ACK, RNR NAK or NAK, five bits how. What a code
-//! means to a requester is the engine's; numbers without meaning stay numbers here, and come out as they went in.
+//! IBTA vol. 1 §9.3.5 and §9.7.5.1-2: three bits of the syndrome say ACK, RNR NAK or NAK, five bits how. The
+//! engine gives codes a meaning; numbers without one stay numbers here, and are written as they were read.
 
 use super::WireError;
 use super::bytes::{be24, check, put24};
@@ -16,8 +16,8 @@ pub enum Syndrome {
     Ack { credits: u8 },
     /// Receiver not ready, with a 5-bit timer code.
     RnrNak { timer: u8 },
-    /// Negative acknowledgement with a 5-bit NAK code: 0 PSN sequence, 1 invalid request, 2 remote access, 3 remote
-    /// operation, 4 invalid RD request; the others are reserved.
+    /// Negative acknowledgement with a 5-bit NAK code: 0 PSN sequence, 1 invalid request, 2 remote access, 3
+    /// remote operation, 4 invalid RD request; the others are reserved.
     Nak { code: u8 },
     /// Reserved: a value that is none of the three.
     Reserved { byte: u8 },

@@ -1,6 +1,6 @@
 //! AtomicETH and AtomicAckETH: operands of an atomic, and the value that it found.
 //!
-//! IBTA vol. 1 §9.3.4 and §9.3.5.3. Operands are numbers; the memory they work on is in the host's byte order.
+//! IBTA vol. 1 §9.3.4, §9.3.5.3. Operands are numbers; the memory they work on has the host's byte order.
 
 use super::bytes::header;
 

@@ -1,6 +1,6 @@
 //! BTH: 12 bytes at the head of every packet: opcode, partition, destination QP, PSN.
 //!
-//! IBTA vol. 1 §9.2; FECN and BECN are those of Annex A10, in what was a reserved byte. Reserved bits are kept as they
+//! IBTA vol. 1 §9.2; FECN and BECN are of Annex A10, in a once reserved byte. Reserved bits are kept as they
 //! came: the ICRC covers them (but not the byte of FECN and BECN, which routers may change).
 
 use super::bytes::{be16, be24, check, put, put24};
@@ -28,7 +28,7 @@ pub struct Bth {
     pub solicited: bool,
     /// M, state of path migration. rxe leaves it 0, ConnectX sets it.
     pub migrated: bool,
-    /// Pad count: 0 to 3 bytes behind the payload that are not of it. [`super::Packet`] works it out by itself.
+    /// Pad count: 0 to 3 bytes behind the payload, not part of it. [`super::Packet`] computes it itself.
     pub pad: u8,
     /// Partition key.
     pub pkey: u16,
@@ -109,8 +109,8 @@ impl Bth {
     }
 }
 
-/// Whether two P_Keys let their owners talk: the same partition (15 bits), and at least one full member (upper bit)
-/// (IBTA vol. 1 §10.9.3, «partition key matching»). Partition 0 is invalid.
+/// Whether two P_Keys match: the same partition (15 bits), and at least one full member (upper bit) (IBTA
+/// vol. 1 §10.9.3, «partition key matching»). Partition 0 is invalid.
 pub const fn pkeys_match(one: u16, other: u16) -> bool {
     const MEMBER: u16 = 0x8000;
     one & !MEMBER == other & !MEMBER && one & !MEMBER != 0 && (one | other) & MEMBER != 0

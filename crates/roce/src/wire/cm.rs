@@ -1,8 +1,8 @@
 //! Messages of the connection manager: MADs of class 7, one value each, private data borrowed.
 //!
-//! IBTA vol. 1 §12.6 (message formats) and, for connections named by IP addresses, Annex A11 (RDMA IP CM service).
-//! Left out: LAP and APR (alternate paths) and the service's other messages that librdmacm never sends. Reserved fields are
-//! written as zeroes and not looked at.
+//! IBTA vol. 1 §12.6 (message formats) and, for connections named by IP addresses, Annex A11 (RDMA IP CM
+//! service). Left out: LAP and APR (alternate paths) and the service's messages that librdmacm never sends.
+//! Reserved fields are written as zeroes and ignored when read.
 
 use super::bytes::{Field, array, be16, check, fields, put};
 use super::mad::{BODY_BYTES, MAD_BYTES, MadHeader};
@@ -146,7 +146,7 @@ fields! {
     }
 }
 
-/// Declares the messages with their attributes and structures. What follows a structure in the body is private data.
+/// Declares the messages: attribute and structure. Private data follows the structure in the body.
 macro_rules! messages {
     ($($(#[$doc:meta])* $attribute:ident = $number:literal: $name:ident($type:ident),)*) => {
         /// Attributes: which message it is.
@@ -209,7 +209,7 @@ pub struct CmMad<'a> {
 }
 
 impl<'a> CmMad<'a> {
-    /// Reads a MAD. Errors: shorter than one; another class, version or method; a message that is not described here.
+    /// Reads a MAD. Errors: too short; another class, version or method; a message not described here.
     pub fn decode(mad: &'a [u8]) -> Result<Self, WireError> {
         let header = MadHeader::parse(mad)?;
         let MadHeader { base_version, class, class_version, method, .. } = header;
@@ -248,7 +248,7 @@ impl<'a> CmMad<'a> {
     }
 }
 
-/// Head of the private data of a REQ or SIDR_REQ for a service of IP: client and server, 36 bytes (Annex A11).
+/// Head of a REQ's or SIDR_REQ's private data for an IP service: client, server, 36 bytes (Annex A11).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpCm {
     /// Version of this header, major in the upper 4 bits: 0.

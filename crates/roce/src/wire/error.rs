@@ -2,8 +2,8 @@
 
 use super::HeaderSet;
 
-/// Why bytes are not the packet they were taken for, or a packet cannot be written. One variant a cause, so that each
-/// drop has a counter of its own.
+/// Why bytes are not the expected packet, or a packet cannot be written. One variant a cause, so that each
+/// drop has its own counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     #[error("{what} needs {need} bytes, got {have}")]

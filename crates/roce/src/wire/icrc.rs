@@ -1,12 +1,12 @@
 //! ICRC: the CRC-32 of a packet with everything that routers change taken as ones; its last 4 bytes.
 //!
-//! Annex A17 (RoCEv2, «ICRC»): over 8 bytes of ones (where InfiniBand has its LRH), then the IP header with type of
-//! service, time to live and header checksum (IPv6: traffic class, flow label, hop limit) as ones, the UDP header with the
-//! checksum as ones, the BTH with its byte of FECN and BECN as ones, then extended headers, payload and padding as they
-//! are. The polynomial is Ethernet's (`crc32fast`), the result is stored least significant byte first. All 643 packets of
-//! the captures agree.
+//! Annex A17 (RoCEv2, «ICRC»): over 8 bytes of ones (where InfiniBand has its LRH), then the IP header with
+//! type of service, time to live and header checksum (IPv6: traffic class, flow label, hop limit) as ones,
+//! the UDP header with its checksum as ones, the BTH with the byte of FECN and BECN as ones, then extended
+//! headers, payload and padding as they are. The polynomial is Ethernet's (`crc32fast`); the result is stored
+//! least significant byte first. All 643 packets of the captures agree.
 //!
-//! A UDP socket does not say which IPv4 identification a packet had, and the ICRC covers it: [`check_any_identification`].
+//! The ICRC covers the IPv4 identification, which a UDP socket hides: [`check_any_identification`].
 
 use super::bytes;
 use super::{Bth, IpHeader, Ipv4, Ipv6, Udp, WireError};
@@ -18,8 +18,8 @@ const CONGESTION: usize = 4;
 const LRH_BYTES: usize = 8;
 const HEAD_BYTES: usize = LRH_BYTES + Ipv6::BYTES + Udp::BYTES + Bth::BYTES;
 
-/// The ICRC of a datagram whose UDP payload, without the ICRC, is `transport`. Both length fields have to be those of the
-/// packet. Error: too short for a BTH.
+/// The ICRC of a datagram whose UDP payload, without the ICRC, is `transport`. Both length fields must be
+/// those of the packet. Error: too short for a BTH.
 pub fn compute(ip: &IpHeader, udp: &Udp, transport: &[u8]) -> Result<u32, WireError> {
     bytes::check("a BTH", transport, Bth::BYTES)?;
     let (bth, rest) = transport.split_at(Bth::BYTES);
@@ -64,16 +64,16 @@ pub fn check(ip: &IpHeader, udp: &Udp, udp_payload: &[u8]) -> Result<(), WireErr
     if found == computed { Ok(()) } else { Err(WireError::Icrc { found, computed }) }
 }
 
-/// Checks a datagram from a UDP socket over IPv4, which does not say the identification: accepts what some identification
-/// explains, and says which. `ip` is what the socket knows (addresses, length; DF is taken as it says).
+/// Checks a datagram from a UDP socket over IPv4, which hides the identification: accepts what some
+/// identification explains, and returns it. `ip` is what the socket knows (addresses, length; DF as given).
 ///
-/// A CRC is linear: the 16 bits add to it what depends on them, and on how many bytes follow, alone. So the one
-/// identification that would explain the difference is computed, not searched: two multiplications modulo the polynomial.
+/// A CRC is linear: what the 16 bits add to it depends only on them and on the number of bytes behind. So the
+/// one identification that explains the difference is computed: two multiplications modulo the polynomial.
 ///
-/// **Weakness.** 2^16 of the 2^32 values are accepted: a packet changed at random passes once in 65 536 times, where the
-/// whole check lets one in 2^32 through. One flipped bit never passes (the nearest that would lies 26 766 bytes behind the
-/// identification, further than any path MTU), but of several some do. Over Ethernet, whose FCS finds the same errors on
-/// each hop, this is an error behind an error; a NIC that cannot accept it uses IPv6 or a raw socket, and [`check`].
+/// **Weakness.** 2^16 of the 2^32 values are accepted: a random change passes once in 65 536 times, in the
+/// whole check once in 2^32. One flipped bit never passes (the nearest that would lies 26 766 bytes behind
+/// the identification, beyond any path MTU), but of several some do. Over Ethernet, whose FCS finds the same
+/// errors on each hop, this is a second check. A NIC that cannot accept it uses [`check`] (IPv6, raw socket).
 pub fn check_any_identification(ip: &Ipv4, udp: &Udp, udp_payload: &[u8]) -> Result<u16, WireError> {
     let (transport, found) = split(udp_payload)?;
     let with_zero = compute(&IpHeader::V4(Ipv4 { identification: 0, ..*ip }), udp, transport)?;
@@ -85,7 +85,7 @@ fn bytes_behind_identification(transport_bytes: usize) -> usize {
     Ipv4::BYTES - 6 + Udp::BYTES + transport_bytes
 }
 
-/// The identification whose effect on the CRC is `difference`, with so many bytes behind it: below 2^16 of them.
+/// The identification whose effect on the CRC is `difference`, with `behind` (below 2^16) bytes behind it.
 fn identification_of(difference: u32, behind: usize) -> Option<u16> {
     let steps = behind + 2;
     let low = multiply(difference, UNDO_BYTES[steps & 0xff]);
@@ -93,8 +93,8 @@ fn identification_of(difference: u32, behind: usize) -> Option<u16> {
     u16::try_from(word).ok().map(u16::swap_bytes)
 }
 
-// Arithmetic modulo the CRC's polynomial. As everywhere in this CRC, bits are mirrored: bit 31 is the coefficient of 1,
-// bit 0 that of x^31.
+// Arithmetic modulo the CRC's polynomial. Bits are mirrored, as in all of this CRC: bit 31 is the coefficient
+// of 1, bit 0 that of x^31.
 
 const POLYNOMIAL: u32 = 0xedb8_8320;
 const ONE: u32 = 1 << 31;
@@ -108,7 +108,7 @@ const UNDO_256_BYTES: &[u32; 256] = &{
 
 /// `a` divided by x.
 const fn undo_bit(a: u32) -> u32 {
-    // Whether the polynomial was added when `a` came about: it has the upper bit, which a shifted value has not.
+    // Whether the polynomial was added to make `a`: it has the upper bit, which a shifted value lacks.
     if a & ONE != 0 { (a ^ POLYNOMIAL) << 1 | 1 } else { a << 1 }
 }
 

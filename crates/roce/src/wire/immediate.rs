@@ -1,4 +1,4 @@
-//! ImmDt and IETH: four bytes that a message brings besides its payload: immediate data, or an rkey to invalidate.
+//! ImmDt and IETH: four bytes beside a message's payload: immediate data, or an rkey to invalidate.
 //!
 //! IBTA vol. 1 §9.3.6 (immediate data) and §9.3.7 (invalidate).
 

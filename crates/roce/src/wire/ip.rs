@@ -10,9 +10,9 @@ pub enum IpHeader {
 }
 
 impl IpHeader {
-    /// The header between two ports, for a datagram of `udp_bytes` (UDP header included). Both GIDs have to be of one
-    /// family, `None` otherwise. What the network may change, and what one host alone decides, is set by the caller: here
-    /// traffic class and flow label are 0, the hop limit 64, and over IPv4 the identification is 0 with DF set.
+    /// The header between two ports, for a datagram of `udp_bytes` (UDP header included); `None` unless both
+    /// GIDs are of one family. The caller sets what the network or one host decides: here traffic class and
+    /// flow label are 0, the hop limit 64, and over IPv4 the identification is 0 with DF set.
     pub fn between(source: Gid, destination: Gid, udp_bytes: u16) -> Option<Self> {
         match (source.ipv4(), destination.ipv4()) {
             (Some(source), Some(destination)) => {

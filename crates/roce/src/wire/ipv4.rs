@@ -1,7 +1,7 @@
 //! IPv4 header as RoCEv2 uses it: 20 bytes, no options, never a fragment.
 //!
-//! RFC 791; Annex A17 (RoCEv2): no options, DF set. The ICRC covers the identification and the flags, so a sender has to
-//! know both; Linux sends identification 0 from an unconnected UDP socket with DF set, another one otherwise.
+//! RFC 791; Annex A17 (RoCEv2): no options, DF set. The ICRC covers identification and flags, so a sender
+//! must know both. Linux sends identification 0 with DF from an unconnected UDP socket, otherwise another.
 
 use super::bytes::{be16, header};
 
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_checksum_carries_twice() {
-        // 0xffff nine times, without the checksum, and 0x0001 once sum to 8 * 0xffff + 1: folding once leaves a carry.
+        // 0xffff eight times (without the checksum) and 0x0001 sum to 0x7_fff9: folding once leaves a carry.
         let mut header = [0xff; 20];
         (header[2], header[3]) = (0, 1);
         assert_eq!(Ipv4::parse(&header).unwrap().with_checksum().checksum, 0xfffe);

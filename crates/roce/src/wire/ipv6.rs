@@ -1,7 +1,7 @@
 //! IPv6 header as RoCEv2 uses it: 40 bytes straight in front of UDP; and GIDs, which are IPv6 addresses.
 //!
-//! RFC 8200; Annex A17 (RoCEv2): a GID is the port's IPv6 address, or its IPv4 address mapped into IPv6 (RFC 4291
-//! §2.5.5.2, `::ffff:a.b.c.d`).
+//! RFC 8200; Annex A17 (RoCEv2): a GID is the port's IPv6 address, or its IPv4 address mapped into IPv6 (RFC
+//! 4291 §2.5.5.2, `::ffff:a.b.c.d`).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -50,8 +50,8 @@ pub fn gid_of(address: IpAddr) -> Gid {
     }
 }
 
-/// The IP address that a GID stands for (Annex A17), the reverse of [`gid_of`]; none for an address that is no place, and for one that
-/// is good on one link only: which one is not said, so that packets cannot go there.
+/// The IP address of a GID (Annex A17), the reverse of [`gid_of`]. `None` if it is unspecified, or
+/// link-local: the link is not known, so packets cannot go there.
 pub fn ip_of(gid: Gid) -> Option<IpAddr> {
     match (gid.ipv4().map(Ipv4Addr::from), Ipv6Addr::from(gid.0)) {
         (Some(v4), _) => Some(IpAddr::V4(v4)).filter(|v4| !v4.is_unspecified()),

@@ -1,6 +1,6 @@
 //! MAD: management datagram, 256 bytes in a UD packet to QP0 or QP1; its header of 24.
 //!
-//! IBTA vol. 1 §13.4.2-3 (base header). Left out: RMPP and the vendors' headers, which the connection manager has not.
+//! IBTA vol. 1 §13.4.2-3 (base header). Left out: RMPP, vendors' headers (the CM has none).
 
 use super::WireError;
 use super::bytes::{Field, check, fields};

@@ -1,13 +1,13 @@
 //! RoCEv2 packets as bytes: headers as they lie on a wire, read and written without state.
 //!
-//! Follows IBTA vol. 1 chapter 5 (packet formats) and §9.2-9.3 (BTH, extended headers) as public sources give them, Annex
-//! A17 (RoCEv2 over UDP), RFC 791, 768 and 8200. Golden bytes beside each header are from captures of Linux 6.1's
-//! `rdma_rxe` (`crates/roce/tests/data`), or named where they are not. Multi-byte fields are big-endian but the ICRC.
+//! Follows IBTA vol. 1 chapter 5 (packet formats) and §9.2-9.3 (BTH, extended headers) as public sources give
+//! them, Annex A17 (RoCEv2 over UDP), RFC 791, 768 and 8200. Golden bytes are from captures of Linux 6.1's
+//! `rdma_rxe` (`crates/roce/tests/data`), or named otherwise. Multi-byte fields are big-endian but the ICRC.
 //!
 //! The connection manager's datagrams are payload of UD packets: [`cm`].
 //!
-//! Left out: Ethernet and its VLAN tags, IPv4 options and IPv6 extension headers (RoCEv2 sends none), the opcodes of
-//! RD, XRC and congestion notification, flush and atomic write of IBTA 1.5.
+//! Left out: Ethernet and VLAN tags, IPv4 options and IPv6 extension headers (RoCEv2 sends none), the opcodes
+//! of RD, XRC and congestion notification, flush and atomic write of IBTA 1.5.
 //! Imports nothing from its siblings (INV-1); the engine above it decides what a well-formed packet means.
 
 pub mod aeth;

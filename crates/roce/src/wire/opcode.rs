@@ -1,7 +1,7 @@
 //! Opcodes of the BTH: service, operation, position in its message, and which headers follow, in one table.
 //!
-//! IBTA vol. 1 §9.2.1, the table «OpCode field»: the upper three bits name the service, the lower five the packet. The
-//! numbers are also in Linux's `include/rdma/ib_pack.h`. Left out: see [the module](super).
+//! IBTA vol. 1 §9.2.1, table «OpCode field»: the upper three bits name the service, the lower five the
+//! packet. The numbers are also in Linux's `include/rdma/ib_pack.h`. Left out: see [the module](super).
 
 use super::{HeaderSet, WireError};
 
@@ -92,7 +92,7 @@ macro_rules! kinds {
                 match self { $(Self::$name => Position::$position,)* }
             }
 
-            /// The packet of a connected service that does this, with these headers. `None`: there is none, as an invalidating WRITE.
+            /// Packet of a connected service with these headers; `None` if none exists (invalidating WRITE).
             pub const fn of(does: Operation, stands: Position, headers: HeaderSet) -> Option<Self> {
                 match (does, stands, headers) {
                     $((Operation::$operation, Position::$position, HeaderSet::$headers) => Some(Self::$name),)*

@@ -1,7 +1,7 @@
-//! A packet of the transport as a value: BTH, extended headers, borrowed payload. What a UDP datagram to port 4791 holds.
+//! A transport packet as a value: BTH, extended headers, borrowed payload; what UDP port 4791 receives.
 //!
-//! IBTA vol. 1 chapter 5 and §9.2-9.3. Well-formed is not yet right: whether a first packet is full, an address aligned
-//! or a PSN expected is the engine's. Padding is written as zeroes, and not looked at when it comes in.
+//! IBTA vol. 1 chapter 5 and §9.2-9.3. Well-formed is not yet right: the engine checks full first packets,
+//! address alignment and PSNs. Padding is written as zeroes and ignored on arrival.
 
 use super::bytes::put;
 use super::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, PacketOpcode, Reth, WireError, icrc};
@@ -103,7 +103,7 @@ impl Extended {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet<'a> {
-    /// Base transport header. Its pad count follows from the payload: [`Packet::emit_headers`] does not read it.
+    /// Base transport header. Its pad count follows from the payload; [`Packet::emit_headers`] ignores it.
     pub bth: Bth,
     /// What the opcode says follows.
     pub extended: Extended,
@@ -112,9 +112,9 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Reads a UDP payload: BTH to ICRC. The ICRC is there, but not checked: [`icrc`] does that, with the headers in
-    /// front. Errors: those of the headers; a length that is no multiple of 4; padding without payload; payload where
-    /// none may be, or more than [`MAX_PAYLOAD_BYTES`].
+    /// Reads a UDP payload: BTH to ICRC. The ICRC is there, but unchecked: [`icrc`] does that, with the
+    /// headers in front. Errors: those of the headers; a length that is no multiple of 4; padding without
+    /// payload; payload where none may be, or more than [`MAX_PAYLOAD_BYTES`].
     pub fn decode(udp_payload: &'a [u8]) -> Result<Self, WireError> {
         let (transport, _) = icrc::split(udp_payload)?;
         let bth = Bth::parse(transport)?;
@@ -149,8 +149,8 @@ impl<'a> Packet<'a> {
         self.header_bytes() + self.payload.len() + self.pad_bytes() + icrc::ICRC_BYTES
     }
 
-    /// Writes BTH and extended headers to the front of `out` and says how long they are; payload, padding and ICRC follow
-    /// from elsewhere. Errors: headers that the opcode does not have, payload that it cannot carry, no room.
+    /// Writes BTH and extended headers to the front of `out`, returns their length; payload, padding and ICRC
+    /// come from elsewhere. Errors: headers that the opcode lacks, payload that it cannot carry, no room.
     pub fn emit_headers(&self, out: &mut [u8]) -> Result<usize, WireError> {
         let (wants, has) = (self.bth.opcode.headers(), self.extended.set());
         if wants != has {

@@ -1,12 +1,12 @@
 //! Packet sequence numbers: 24 bits that wrap, ordered over half their space.
 //!
-//! As IBTA divides the space: of the 2^24 numbers, the 2^23 before the expected one are duplicates, the rest lie ahead.
+//! By IBTA, of the 2^24 numbers the 2^23 before the expected one are duplicates, the rest lie ahead.
 
 use std::fmt;
 
 const SPACE: u32 = 1 << 24;
 
-/// Half the space: a requester may have at most this many PSNs outstanding, or old and new could not be told apart.
+/// Half the space: the most PSNs that a requester may have outstanding, or old and new look alike.
 pub const HALF_SPACE: u32 = 1 << 23;
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, Hash)]

@@ -1,6 +1,6 @@
 //! RETH: address, key and length of the remote memory of a WRITE or READ, 16 bytes.
 //!
-//! IBTA vol. 1 §9.3.3. The length is the whole message's (at most 2^31), also when the packet carries only its beginning.
+//! IBTA vol. 1 §9.3.3. The length is the whole message's (at most 2^31), even if the packet has only a part.
 
 use super::bytes::header;
 

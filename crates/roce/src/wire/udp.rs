@@ -1,8 +1,8 @@
 //! UDP header of RoCEv2.
 //!
-//! RFC 768; Annex A17 (RoCEv2): destination port 4791, checksum 0 allowed since the ICRC covers the packet. The source
-//! port is entropy for routers that spread flows over paths: any value, but the same for all packets of one flow, or they
-//! overtake each other; from the dynamic range 0xc000 up (RFC 6335). Which value is the sender's choice.
+//! RFC 768; Annex A17 (RoCEv2): destination port 4791, checksum 0 allowed since the ICRC covers the packet.
+//! The source port is entropy for routers that spread flows over paths. The sender chooses it from 0xc000 up
+//! (dynamic range, RFC 6335), the same for all packets of a flow, or they overtake each other.
 
 use super::bytes::header;
 
@@ -18,7 +18,7 @@ header! {
         destination_port: u16 = 2,
         /// Bytes from this header on.
         bytes: u16 = 4,
-        /// Checksum as it came, 0 for none. Not checked: the ICRC covers all that it covers, and routers do not see inside.
+        /// Checksum as it came, 0 for none. Unchecked: the ICRC covers its bytes, and no router looks inside.
         checksum: u16 = 6,
     }
 }

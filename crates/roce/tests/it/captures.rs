@@ -62,8 +62,8 @@ fn the_identification_of_every_ipv4_packet_is_found_from_its_crc() {
     assert_eq!(found, 643 - 85, "all but the IPv6 capture");
 }
 
-/// Source port of a connection without a flow label: the two QPNs' product folded to a label, so that it is the same in both
-/// directions. Seen in all captures of connections set up by hand.
+/// Source port of a connection without a flow label: the two QPNs' product folded to a label, the same in
+/// both directions. Seen in all captures of connections set up by hand.
 fn port_of_connection(local_qpn: u32, remote_qpn: u32) -> u16 {
     let product = local_qpn as u64 * remote_qpn as u64;
     let product = product ^ product >> 20;

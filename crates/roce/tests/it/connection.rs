@@ -1,4 +1,4 @@
-//! The connection manager's datagrams in `rxe-cm.pcap`: as tshark read them, and as the traffic behind them says.
+//! The connection manager's datagrams in `rxe-cm.pcap`: as tshark reads them, and as later traffic says.
 
 use roce::testing::frame::{Frame, port_of_flow_label};
 use roce::wire::Gid;
@@ -19,7 +19,7 @@ fn ipv4(gid: Gid) -> String {
     format!("{a}.{b}.{c}.{d}")
 }
 
-/// Without flow label and rate, which tshark 4.0 reads a byte too early: the source port of the traffic tells the label.
+/// Without flow label and rate, which tshark 4.0 reads a byte early: the traffic's source port tells it.
 fn path_lines(name: &str, path: &Path) -> Vec<String> {
     let gid = |gid: Gid| match gid.0 {
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] => "0".repeat(32),

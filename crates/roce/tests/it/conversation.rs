@@ -1,7 +1,7 @@
-//! The captures as conversations: each direction of a connection apart, requests one way and their answers the other.
+//! The captures as conversations: each direction of a connection apart, requests with their answers.
 //!
-//! Queue pairs that set themselves up by hand have the same QPN at both ends, but for the user-space peer's; so do those of
-//! the connection manager, as its REQs and REPs say. Datagrams to QP1 are left out: they ask for no answer of the transport.
+//! QPs set up by hand have the same QPN at both ends, but for the user-space peer's; so do the connection
+//! manager's, as its REQs and REPs say. Datagrams to QP1 are left out: the transport owes them no answer.
 
 use std::collections::HashMap;
 
@@ -161,8 +161,8 @@ impl Conversation {
         self.packets.iter().filter(|captured| !captured.request)
     }
 
-    /// Whether the requester asks for this PSN, or for one before it, after the packet at `index`: what came of the answer was
-    /// not what it waited for.
+    /// Whether the requester asks for this PSN, or an earlier one, after the packet at `index`: the answer
+    /// was not what it waited for.
     pub fn asks_again(&self, index: usize, psn: Psn) -> bool {
         let later = self.packets[index + 1..].iter().filter(|captured| captured.request);
         later.map(|captured| captured.packet().psn).any(|again| is_at_or_before(again, psn))

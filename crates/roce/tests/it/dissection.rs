@@ -1,6 +1,6 @@
 //! What we read of each packet against the captures' own dissection, line by line and as text.
 //!
-//! The lines were written by another program when the captures were made; the connection manager's are tshark's and are
+//! Another program wrote the lines when the captures were made; the connection manager's are tshark's,
 //! compared elsewhere.
 
 use std::fmt::Write;

@@ -1,7 +1,7 @@
-//! The process around a kernel's responder, as far as captures and their texts tell: regions, receives, what it stored itself.
+//! The process around a kernel's responder, as captures and texts tell: regions, receives, its own stores.
 //!
-//! What the program stores between packets is on no wire: before a READ its bytes, before an atomic its word, are put where
-//! the kernel's answer found them. Everything else in the memory comes out of requests.
+//! What the program stores between packets is on no wire: before a READ its bytes, before an atomic its word,
+//! are set to what the kernel's answer found. All else in the memory comes from requests.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -89,7 +89,7 @@ impl Host {
         }
     }
 
-    /// What the program did before this request came: receives as the data's README says of steps 19 and 30, and stores.
+    /// What the program did before this request: receives (README of the data, steps 19 and 30) and stores.
     pub fn before(&mut self, captured: &Captured) {
         self.receive = match captured.step {
             // For 60 ms none: the SEND and its first repetition find none.

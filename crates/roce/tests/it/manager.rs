@@ -1,8 +1,8 @@
-//! The connection manager in a kernel's place: `rxe-cm.pcap` is replayed against each of its two sides, and what ours says must
-//! be the kernel's bytes.
+//! The connection manager in a kernel's place: `rxe-cm.pcap` is replayed against each of its two sides, and
+//! our MADs must be the kernel's bytes.
 //!
-//! Freedoms that the standard leaves, and that are put in place before the comparison: a side chooses its own communication
-//! ids, and the transaction of an exchange that it begins. Nothing else may differ.
+//! Freedoms that the standard leaves, set before the comparison: a side chooses its own communication ids,
+//! and the transaction of an exchange that it begins. Nothing else may differ.
 
 use roce::Now;
 use roce::cm::{Cause, Cm, CmConfig, ConnectionId, Event, Route};

@@ -1,4 +1,4 @@
-//! Real packets changed at random, by seed: nothing panics, every error has its cause, what is accepted is written back.
+//! Real packets mutated by seed: nothing panics, every error has its cause, accepted ones are written back.
 
 use std::collections::BTreeMap;
 
@@ -65,8 +65,8 @@ fn mutate(bytes: &mut Vec<u8>, all: &[Vec<u8>], random: &mut Random) {
     }
 }
 
-/// Makes lengths, header checksum and ICRC right again, so that what is wrong behind them is reached. Leaves a mutant
-/// alone that has no IP header left.
+/// Corrects lengths, header checksum and ICRC, so that errors behind them are reached. Leaves a mutant
+/// without an IP header alone.
 fn repair(bytes: &mut [u8]) {
     let length = bytes.len();
     let udp_at = match bytes.first().map(|first| first >> 4) {

@@ -1,4 +1,4 @@
-//! Payload of the captures against its description: byte i of a message is (7 i + s) mod 256, `s` listed by step.
+//! Payload of the captures by its description: byte i of a message is (7 i + s) mod 256, `s` listed by step.
 
 use roce::testing::frame::Frame;
 use roce::wire::{Operation, Position};

@@ -1,4 +1,4 @@
-//! Reader of classic libpcap files: little-endian, microseconds, Ethernet. Tests only, so it panics at what is wrong.
+//! Reader of classic libpcap files: little-endian, microseconds, Ethernet. For tests: panics on bad input.
 
 use std::path::PathBuf;
 

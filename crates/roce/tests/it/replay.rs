@@ -1,8 +1,8 @@
-//! Captured conversations held once more, with a [`Connection`] in the place of one end: what it says is what the kernel said,
-//! byte for byte from IP header to ICRC, or one of the freedoms that the standard leaves, by name.
+//! Captured conversations replayed with a [`Connection`] as one end: it sends what the kernel sent, byte for
+//! byte from IP header to ICRC, or uses a freedom that the standard leaves, by name.
 //!
-//! Addresses, source ports and IPv4 identifications are the device's and are taken from the captured packet; all else is
-//! the engine's. A packet that is neither the kernel's nor free is the error.
+//! Addresses, source ports and IPv4 identifications are the device's and come from the captured packet; all
+//! else is the engine's. A packet that is neither the kernel's nor free is the error.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::conversation::{Conversation, Message, STEPPED, conversations, is_at_o
 use crate::kernel_host::Host;
 use crate::pcap::text;
 
-/// All captures, with how many conversations and how many packets of these each has, apart from datagrams to QP1.
+/// All captures: conversations of each, and packets of these, apart from datagrams to QP1.
 const HELD: [(&str, usize, usize); 7] = [
     ("rxe-rc", 7, 85),
     ("rxe-rc-ipv6", 7, 85),
@@ -29,23 +29,23 @@ const HELD: [(&str, usize, usize); 7] = [
     ("rxe-userpeer", 1, 37),
 ];
 
-/// Where an end may differ from the kernel, and why. Besides, two things that no packet shows: how long an end thinks before it
-/// answers, and that ours asks for the rest of a READ at the first response out of order, where rxe waits for its timer.
+/// Where an end may differ from the kernel, and why. No packet shows two more: an end's time to answer, and
+/// that ours asks for the rest of a READ at the first response out of order; rxe waits for its timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum AllowedDifference {
-    /// The capture was made behind the loss: what is missing there was sent, for the other end behaves as if it was lost.
+    /// Captured behind the loss: a missing packet was sent, for the other end behaves as if it was lost.
     LostBeforeTheWire,
-    /// A READ asked for again from its middle is a request like another, and the response to a request begins with a First or
-    /// Only packet (IBTA §9.7.5, opcodes of READ responses). rxe goes on with Middle and Last.
+    /// A READ resent from its middle is a request like another, and a response begins with a First or Only
+    /// packet (IBTA §9.7.5, opcodes of READ responses). rxe goes on with Middle and Last.
     RepeatedReadBegins,
-    /// A SEND longer than its receive: the table of NAK codes (IBTA §9.7.5.2) has «invalid request» for it, rxe says «remote
-    /// operational error».
+    /// A SEND longer than its receive: the table of NAK codes (IBTA §9.7.5.2) has «invalid request» for it,
+    /// rxe says «remote operational error».
     CodeOfALongSend,
-    /// Time-outs fire between once and four times the configured time (IBTA §9.7.6), and an RNR wait is a minimum
-    /// (§9.7.5.2.8): ours are exact, a kernel's come with its next tick.
+    /// Timeouts fire between once and four times the configured time (IBTA §9.7.6), and an RNR wait is a
+    /// minimum (§9.7.5.2.8): ours are exact, a kernel's come with its next tick.
     LaterTimer,
-    /// Not free to the kernel, but to us: rxe's timer runs on from an earlier message, and fired before the configured time was
-    /// over. Ours waits for the whole time, at least which it has to.
+    /// Not the kernel's freedom but ours: rxe's timer runs on from an earlier message, and fired before the
+    /// configured time was over. Ours waits for the whole time, which is required.
     EarlierTimer,
 }
 
@@ -91,7 +91,7 @@ type Defect = fn(Packet) -> Option<Packet>;
 
 const SOUND: Defect = Some;
 
-/// Every request of the conversation to a connection of ours: its answers, and what its receives completed with.
+/// Gives our connection all requests of the conversation; returns its answers and how receives completed.
 fn answer(conversation: &Conversation, defect: Defect) -> (Vec<Answer>, Host) {
     let mut host = Host::of(conversation);
     let mut connection = connection(conversation, conversation.requester_qpn);
@@ -190,8 +190,8 @@ fn freedom_of_answer(
     lost.then_some(AllowedDifference::LostBeforeTheWire)
 }
 
-/// Every answer of the conversation to a connection of ours that posts the same messages: how these ended, or where its
-/// packets are not the kernel's.
+/// Gives our connection, which posts the same messages, all answers of the conversation: how the messages
+/// ended, or where its packets are not the kernel's.
 fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, Freedoms), String> {
     let (mut freedoms, mut completions) = (Freedoms::new(), Vec::new());
     let mut connection = connection(conversation, conversation.responder_qpn);
@@ -255,7 +255,7 @@ fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, 
     Ok((completions, freedoms))
 }
 
-/// The kernel sent something at `now`, for which our timer is due at `due`. Its ack time-out has code 18, 1.07 s.
+/// The kernel sent at `now` what our timer sends at `due`. Its ack timeout has code 18, 1.07 s.
 fn freedom_of_timer(now: Now, due: Now) -> Option<AllowedDifference> {
     let configured_ns = 4096 << 18;
     if due <= now {

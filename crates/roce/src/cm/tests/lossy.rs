@@ -4,7 +4,7 @@ use super::*;
 
 const SEEDS: u64 = 400;
 
-/// What became of a conversation in which both programs do what they are asked to, and the asking one ends it.
+/// Result of a conversation in which both programs do as asked, and the client ends it.
 #[derive(Debug, Default, PartialEq, Eq, Clone)]
 struct ConversationResult {
     established: [u32; 2],

@@ -1,4 +1,4 @@
-//! What an enemy on the wire makes of packets: headers changed, spliced and made up, bytes flipped, cut and grown.
+//! What an enemy on the wire does to packets: changes, splices, forges headers; flips, cuts, adds bytes.
 
 use super::world::{Flying, REGIONS, Reached, VA, count};
 use crate::packet::{Aeth, AtomicEth, Deth, Reth, Syndrome, Trailer};

@@ -1,9 +1,9 @@
-//! Whole conversations under attack: two connections that live, and an enemy between them that changes, makes up, repeats, holds
-//! back and loses packets. Nothing panics, nothing outside a granted region is touched, no queue grows beyond what its QP was
-//! made with, every message ends once and in order, and when the enemy rests the conversation comes to an end (INV-15).
+//! Whole conversations under attack: two connections, and an enemy between them that changes, forges,
+//! repeats, delays and loses packets. Nothing panics or touches memory outside a granted region; no queue
+//! outgrows its QP; every message ends once, in order; when the enemy rests the conversation ends (INV-15).
 //!
-//! Every case comes from a seed. `ROCE_FUZZ_CASES` sets how many are held (default below), `ROCE_FUZZ_SEED` the first one's
-//! seed; a case that fails names its own. Some minutes of it, on two cores:
+//! Every case comes from a seed. `ROCE_FUZZ_CASES` sets their number (default below), `ROCE_FUZZ_SEED` the
+//! first seed; a failing case names its own. Some minutes of it, on two cores:
 //! `ROCE_FUZZ_CASES=200000 cargo test --release -p roce fuzz -- --nocapture`.
 
 mod attack;
@@ -229,8 +229,8 @@ impl Attack {
     }
 }
 
-/// Holds the cases, prints what they reached, and checks that each row was reached so often at least. `at_once`: in shared
-/// memory, packets of the path MTU that one packet may hold.
+/// Runs the cases, prints what they reached, and checks that each row was reached at least so often.
+/// `at_once`: in shared memory, how many packets of the path MTU one may hold.
 fn attack_with(what: &str, on_wire: bool, at_once: Option<u32>, rows: &[(&str, u64)]) {
     let (cases, seed) = (variable("ROCE_FUZZ_CASES", CASES), variable("ROCE_FUZZ_SEED", SEED));
     let mut reached = Reached::new();

@@ -1,4 +1,4 @@
-//! Two connections with a process each, whose memory is mostly not registered: what is asked of it is checked before it is done.
+//! Two connections, each with a process whose memory is mostly unregistered: work is checked, then done.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,8 +25,8 @@ const QKEY: u32 = 0x2222;
 /// Messages outstanding at most.
 const WINDOW_MESSAGES: u32 = 12;
 
-/// Entries that all queues of a connection have room for together: the messages outstanding, and of three responder resources
-/// those remembered, and twice those waiting as replies and as streams, each up to the next power of two.
+/// Entries that all queues of a connection may hold together: outstanding messages, and for three responder
+/// resources the remembered ones and twice (replies, streams) the waiting, each up to a power of two.
 const HELD: usize = (WINDOW_MESSAGES as usize).next_power_of_two() + 4 + 8 + 8;
 
 /// What happened, by name.
@@ -122,8 +122,8 @@ impl Process {
         Process { memory, registered: [true; REGIONS.len()], receives: VecDeque::new(), posted: 0 }
     }
 
-    /// The bytes of a range within a region that was granted, or `None` when the region is gone since. Panics when the engine
-    /// names bytes that the region has not.
+    /// The bytes of a range within a granted region, or `None` if the region is gone since. Panics when the
+    /// engine names bytes outside the region.
     fn granted(&mut self, region: Region, offset: u32, length: usize, need: Access) -> Option<&mut [u8]> {
         if length == 0 {
             return Some(&mut []);

@@ -50,7 +50,7 @@ fn golden_bytes_are_read_and_written() {
         qkey: 0x0123_4567,
         info: [0; 72],
     };
-    // Packets 2, 3, 28, 29, 126, 119, 120 of `rxe-cm.pcap`; MRA, which Linux did not send, by the format's table.
+    // Packets 2, 3, 28, 29, 126, 119, 120 of `rxe-cm.pcap`; MRA, which Linux did not send, by its format.
     for (attribute, hex, message) in [
         (0x13, "5bb752ee8c99929700000000000011000000000001d75000010178e0505400fffe00000a", rep()),
         (0x14, "8c9992975bb752ee", Message::Rtu(back)),

@@ -97,8 +97,8 @@ fn splitmix(state: &mut u64) -> u64 {
 /// x^8: what one more byte multiplies the CRC's state by.
 const X_TO_8: u32 = ONE >> 8;
 
-/// What an identification adds to the ICRC (by exclusive or) of an IPv4 packet whose UDP payload, without the ICRC, has
-/// `transport_bytes`: a sender whose kernel numbers the segments of one call computes each CRC for 0, and adds this.
+/// What an identification adds (XOR) to the ICRC of an IPv4 packet with `transport_bytes` of UDP payload
+/// before the ICRC: a sender whose kernel numbers a call's segments computes each CRC for 0, and adds this.
 fn of_identification(identification: u16, transport_bytes: usize) -> u32 {
     let word = u32::from(identification.swap_bytes());
     let mut crc = word;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Every opcode: byte, position and headers from the specification's table. The captures hold all RC rows but 0x16.
+/// Every opcode: byte, position and headers by the specification's table. Captures have all RC rows but 0x16.
 #[test]
 fn every_opcode_has_the_row_of_the_specification() {
     use HeaderSet::*;
