@@ -1,4 +1,4 @@
-//! The pump: runs the NIC from inside the program's own `ibv_poll_cq` too. Off unless the configuration says so.
+//! The pump: also runs the NIC inside the program's own `ibv_poll_cq`. Off unless configured.
 //!
 //! Two programs that poll on two cores leave none for two NIC threads; then a message waits for a scheduler
 //! tick. With the pump, an empty poll runs the NIC on the program's own time and polls again. The unmodified
