@@ -1,4 +1,4 @@
-//! A recording as trace events for Perfetto and `chrome://tracing` (Google's «Trace Event Format», JSON).
+//! A recording for Perfetto and `chrome://tracing`: Google's «Trace Event Format», the JSON of `traceEvents`.
 //!
 //! A track is a thread of that format, its number the QPN. Slices nest: `round` around what it did. Flow
 //! events with one id join a message's events, from doorbell (from WQE if it rang for several) to CQE.

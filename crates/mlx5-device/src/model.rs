@@ -28,7 +28,7 @@ pub struct Identity {
 }
 
 impl Model {
-    /// Firmware version as in `ib_uverbs_query_device_resp`: major, minor, sub-minor in 32, 16, 16 bits.
+    /// Firmware version, 64 bits as in `ib_uverbs_query_device_resp`: major 32, minor 16, sub-minor 16.
     pub fn firmware_number(self) -> u64 {
         let mut parts = self.identity().firmware.split('.').map(|p| p.parse::<u64>().unwrap_or(0));
         let mut next = || parts.next().unwrap_or(0);

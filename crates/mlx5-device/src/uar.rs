@@ -141,8 +141,8 @@ impl Uars {
         self.table.get(page).is_some_and(Uar::is_rung)
     }
 
-    /// Whether a page has something to take and was not looked at in this round, which this look ends.
-    /// `busy`: messages of its queue are outstanding; then no look comes soon after one that found something.
+    /// Whether a page has something to take, by one look a round. `busy`: messages of its queue are
+    /// outstanding; then no look comes within [`LOOK_NS`] of one that found something.
     pub(super) fn is_rung_now(&mut self, page: u32, round: u64, now: Now, busy: bool) -> bool {
         let rests = |uar: &Uar| busy && now.0.saturating_sub(uar.rung.0) < LOOK_NS;
         let Some(uar) = self.table.get_mut(page).filter(|uar| uar.polled != round && !rests(uar)) else {

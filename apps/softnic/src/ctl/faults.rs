@@ -44,7 +44,7 @@ pub struct Set {
     /// Seed of the losses: with the same seed the same traffic from the same address loses the same packets.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// One-way delay of what this NIC sends, 0 to 1s, such as 250us. Messages in flight keep their time.
+    /// One-way delay of what this NIC sends, 0 (none) to 1s, as 250us. Messages in flight keep their time.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     delay: Option<Span>,
     /// Shape to this rate, Gbit/s of wire bytes, 0.001 to 1000, or `none`.

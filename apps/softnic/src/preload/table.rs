@@ -151,7 +151,7 @@ pub fn range(first: u32, last: u32) -> impl Iterator<Item = c_int> {
     (first..end).map(|fd| fd as c_int).filter(|fd| get(*fd) != Entry::Foreign)
 }
 
-/// Makes a descriptor that stands for a directory. On failure, logs the reason once.
+/// Makes a descriptor that stands for a directory. Logs the first failure, except EMFILE and ENFILE.
 pub fn open_directory(number: u32, close_on_exec: bool) -> c_int {
     let fd = raw::memfd(c"softnic-directory", close_on_exec);
     let marked = fd >= 0 && raw::set_time(fd, DIRECTORY_TIME, i64::from(number));

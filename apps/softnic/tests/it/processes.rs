@@ -118,7 +118,7 @@ fn a_program_may_leave_without_closing() {
     }
 }
 
-/// A handler may call only async-signal-safe functions, such as `_exit`; it may interrupt the NIC's lock.
+/// A handler may call only async-signal-safe functions, such as `_exit`; it may interrupt a lock's holder.
 #[test]
 fn a_signal_handler_that_leaves_by_exit_ends_the_program_at_once_with_its_counts() {
     let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
