@@ -54,7 +54,7 @@ enum Action {
 #[derive(Debug, Args)]
 #[command(override_usage = "softnic run [OPTIONS] -- COMMAND…", after_long_help = after_help())]
 struct Run {
-    /// Configuration file; options on the command line override it [default: the file that SOFTNIC_NIC_TOML names, if it is set].
+    /// Configuration file; command-line options override it [default: what SOFTNIC_NIC_TOML names, if set].
     #[arg(long, value_name = "NIC.TOML")]
     config: Option<PathBuf>,
     /// The program and its arguments.
@@ -246,7 +246,7 @@ fn configuration(run: &Run, given: &ArgMatches) -> Result<Config> {
     Ok(config)
 }
 
-/// Opens a file of the program's NIC, which has it appended to. Its absolute path: the program may change its directory before it ends.
+/// Opens a file that the NIC appends to. Returns its absolute path: the program may change its directory.
 fn appendable(what: &str, file: &str, mode: u32) -> Result<(String, File)> {
     let whole = std::path::absolute(file).with_context(|| format!("{what} {file}"))?;
     let opened = OpenOptions::new().append(true).create(true).mode(mode).open(&whole);
@@ -293,8 +293,8 @@ fn has(named: IpAddr, address: IpAddr) -> bool {
     named == address || both_v4 && named.is_loopback() && address.is_loopback()
 }
 
-/// The largest MTU of the transport whose packets, with every header, fit an interface's (as the drivers of RoCE devices
-/// choose their port's: 1024 for Ethernet's 1500).
+/// The largest transport MTU whose packets, with every header, fit an interface's MTU. The drivers of RoCE
+/// devices choose their port's MTU so: 1024 for Ethernet's 1500.
 fn transport_mtu(interface: u32) -> u16 {
     // IPv6, UDP, BTH, the longest extended header, ICRC, padding.
     const HEADERS: u32 = 40 + 8 + 12 + 28 + 4 + 3;
@@ -302,7 +302,7 @@ fn transport_mtu(interface: u32) -> u16 {
     [4096, 2048, 1024, 512].into_iter().find(fits).unwrap_or(256)
 }
 
-/// The interposing library: beside this executable, in a `lib` folder next to its folder or the package's folder there, or in cargo's `deps`.
+/// The interposing library: beside this executable, in `../lib`, `../lib/softnic`, or in cargo's `deps`.
 fn library() -> Result<PathBuf> {
     let executable = std::env::current_exe().context("finding out where softnic itself lies")?;
     let executable = executable.canonicalize().unwrap_or(executable);
@@ -317,8 +317,8 @@ fn library() -> Result<PathBuf> {
     }
 }
 
-/// Our library, then what the environment asked for already; before it only what the program needs to be the first of all. The
-/// loader splits the value at spaces and colons.
+/// LD_PRELOAD: `first`, a library that must come before all others, then ours, then the libraries set
+/// earlier. The loader splits the value at spaces and colons.
 fn preload(library: &Path, first: Option<String>, earlier: Option<OsString>) -> Result<OsString> {
     if library.as_os_str().as_bytes().iter().any(|byte| b" :\n\t".contains(byte)) {
         bail!(

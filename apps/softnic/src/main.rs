@@ -1,8 +1,8 @@
-//! `softnic run -- COMMAND…`: starts any dynamically linked program on a software mlx5 NIC, and becomes it.
-//! `softnic ctl …` talks to the NIC of a program that runs ([`ctl`]); `softnic replay` and `softnic trace` take what one has recorded.
+//! `softnic run -- COMMAND…` becomes any dynamically linked program, on a software mlx5 NIC. `softnic ctl …`
+//! talks to the NIC of a running program ([`ctl`]); `softnic replay` and `softnic trace` read its recording.
 //!
-//! All that `run` does is check (configuration, program, library), set the environment and `exec`. The interposing library,
-//! which it finds beside itself, does the rest inside the program and its children.
+//! `run` only checks (configuration, program, library), sets the environment and calls `exec`. The
+//! interposing library, found beside it, does the rest inside the program and its children.
 
 mod ctl;
 mod launch;

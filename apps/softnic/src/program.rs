@@ -1,8 +1,8 @@
-//! Whether LD_PRELOAD can reach a program: found, executable, 64-bit x86, dynamically linked with glibc, and run with no more
-//! rights than ours. And which library must stand before ours there: a sanitizer's run-time library.
+//! Whether LD_PRELOAD can reach a program: found, executable, 64-bit x86, dynamically linked with glibc, with
+//! no more rights than ours. And which sanitizer's run-time library must stand before ours there.
 //!
-//! ELF fields as in the System V ABI (gABI chapters 4 and 5). What a script's interpreter goes on to start is looked at
-//! for `env` only.
+//! ELF fields as in the System V ABI (gABI chapters 4 and 5). Of script interpreters, only `env` is followed
+//! to the program that it starts.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -19,8 +19,8 @@ const MAX_SCRIPTS: usize = 5;
 /// A file that the kernel cannot execute.
 const NEITHER: &str = "neither an ELF program nor a script with #!";
 
-/// The file that `execvp` would start: of several with the name the first that may be executed. If none may be, the first; a path is
-/// taken as it is. [`check`] refuses both.
+/// The file that `execvp` would start: the first executable one with the name, a path as it is. If none is
+/// executable, the first. [`check`] refuses both.
 pub fn find(name: &OsStr) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Ok(PathBuf::from(name));
@@ -36,7 +36,7 @@ pub fn find(name: &OsStr) -> Result<PathBuf> {
         .with_context(|| format!("{}: not found in PATH; install it, or give its path", name.display()))
 }
 
-/// Refuses what LD_PRELOAD cannot reach, by name and reason. Returns the library that must stand first in LD_PRELOAD, if any.
+/// Refuses what LD_PRELOAD cannot reach, by name and reason; returns the library that must stand first.
 pub fn check(path: &Path) -> Result<Option<String>> {
     let mut path = path.to_owned();
     for _ in 0..MAX_SCRIPTS {
@@ -127,7 +127,7 @@ const DT_STRTAB: u64 = 5;
 const DT_FLAGS_1: u64 = 0x6fff_fffb;
 const DF_1_PIE: u64 = 0x0800_0000;
 
-/// Run-time libraries of AddressSanitizer, gcc's and clang's: each ends a program in which another library comes before it.
+/// Run-time libraries of AddressSanitizer, gcc's and clang's: each ends a program that loads another first.
 const FIRST_OF_ALL: [&str; 2] = ["libasan.so", "libclang_rt.asan"];
 
 /// A program header.
@@ -138,8 +138,8 @@ struct Segment {
     length: u64,
 }
 
-/// Reads the program headers; `read` fills room from an offset of the file. The library that demands to be the first of all, or why
-/// LD_PRELOAD does not reach the program.
+/// Reads the program headers; `read` fills room from an offset of the file. Returns the library that must be
+/// first of all, or why LD_PRELOAD does not reach the program.
 fn elf(head: &[u8], read: impl Fn(u64, &mut [u8]) -> bool) -> Result<Option<String>, &'static str> {
     let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
     if head.len() < 64 || &head[..4] != b"\x7fELF" {
@@ -166,8 +166,8 @@ fn elf(head: &[u8], read: impl Fn(u64, &mut [u8]) -> bool) -> Result<Option<Stri
         }
         return Ok(dynamic.and_then(|entries| first_of_all(&entries, &segments, &read)));
     }
-    // No interpreter: a static program, a static position-independent one (marked PIE), or the loader itself, which
-    // honours LD_PRELOAD for what it is told to start.
+    // No interpreter: a static program, a static position-independent one (marked PIE), or the loader itself,
+    // which honours LD_PRELOAD for the program it starts.
     let is_pie = |entries: &[(u64, u64)]| {
         entries.iter().any(|(tag, value)| *tag == DT_FLAGS_1 && value & DF_1_PIE != 0)
     };
@@ -230,7 +230,7 @@ mod tests {
         program_with(class, machine, &headers, &[])
     }
 
-    /// The same, each header with the place and length of its bytes in `rest`, which lies behind all headers, at address 0x1000.
+    /// [`program`], each header with place and length of its bytes in `rest`, behind all headers, at 0x1000.
     fn program_with(class: u8, machine: u16, headers: &[(u32, u64, u64)], rest: &[u8]) -> Read {
         let mut file = vec![0; 64];
         file[..4].copy_from_slice(b"\x7fELF");

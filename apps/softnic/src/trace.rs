@@ -1,7 +1,7 @@
-//! A recording as trace events for Perfetto and `chrome://tracing` (Google's «Trace Event Format», the JSON of `traceEvents`).
+//! A recording for Perfetto and `chrome://tracing`: Google's «Trace Event Format», the JSON of `traceEvents`.
 //!
-//! A track is a thread of that format, with the QPN as its number. Slices nest: `round` around what happened in it. Flow events with
-//! one id join what belongs to a message, from the doorbell, or the WQE where one doorbell rang for several, to the CQE.
+//! A track is a thread of that format, its number the QPN. Slices nest: `round` around what it did. Flow
+//! events with one id join a message's events, from doorbell (from WQE if it rang for several) to CQE.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -199,10 +199,10 @@ fn flow(phase: &str, at: u64, qpn: u32, message: u64) -> Value {
     json!({"ph": phase, "name": "message", "cat": "message", "id": message, "ts": us(at), "pid": PID, "tid": qpn, "bp": "e"})
 }
 
-/// Writes the trace of a recording; returns the number of its events. Times count from the start of the recording.
+/// Writes the trace of a recording; returns the number of events. Times count from the recording's start.
 ///
-/// A file that is there gets the new content at once, at the end. Of a recording that is cut off or damaged the trace has what
-/// precedes that; the error follows.
+/// An existing file is replaced at once, at the end. For a recording that is cut off or damaged, the trace
+/// has what precedes the error, which is then returned.
 pub fn write(file: &Path, out: &Path) -> Result<u64> {
     let name = out.display();
     let start = start_ns(file)?;

@@ -18,7 +18,7 @@ pub(super) fn check(device: &DeviceConfig, vector: &AddressVector) -> Answer<()>
     Ok(())
 }
 
-/// Place of the port that packets with this address reach. Ports have the same addresses in every process of a fabric.
+/// Place of the port that packets with this address reach. All processes of a fabric have the same addresses.
 pub(super) fn resolve(
     devices: &[DeviceConfig],
     from: usize,

@@ -1,7 +1,7 @@
 //! Answers on their way out: acknowledgements, NAKs, and the responses of READs and atomics.
 //!
-//! The engine cuts, counts and judges; here payload is read from memory. In shared memory a queue's answers leave as soon as there is
-//! room; on the wire an acknowledgement may wait a little for a message to leave with.
+//! The engine cuts, counts and judges; here payload is read from memory. In shared memory answers leave once
+//! there is room. On the wire an acknowledgement may wait a little for a message to leave with.
 
 use core::slice::from_ref;
 
@@ -19,11 +19,11 @@ use super::send::PACKETS_AT_ONCE;
 use crate::carrier::{Carrier, Icrc, Payload, Sender, Unsent};
 use crate::memory::{Fault, Memory, Segment};
 
-/// An acknowledgement waits so long for a message to leave with, ns: one call to the kernel sends both. Requesters' time-outs are a
-/// hundred times as long.
+/// How long an acknowledgement waits for a message to leave with, ns: one call to the kernel sends both.
+/// Requesters' time-outs are a hundred times as long.
 const ACK_WAIT_NS: u64 = 10_000;
 
-/// A queue waits only if its program answered within this time before, ns: without a wait, a call to the kernel is part of it.
+/// A queue waits only if its program answered within this time, ns; without a wait it includes a system call.
 const ANSWER_NS: u64 = 20_000;
 
 impl<M: Memory> Core<M> {
@@ -37,8 +37,8 @@ impl<M: Memory> Core<M> {
         if due { self.send_replies_of(link, qp, false).0 } else { 0 }
     }
 
-    /// Whether what is to be sent is an acknowledgement that waits for its program's answer, as TCP's do in a conversation. Not
-    /// where messages are on their way: then both sides send as they like, and the peer may wait for it.
+    /// Whether only an acknowledgement is owed, and it waits for its program's answer, as TCP's in a
+    /// conversation. Not with messages in flight: both sides then send freely, and the peer may wait for it.
     fn awaits_answer(&self, qp: &mut Qp) -> bool {
         if !qp.responses.converses || !qp.responses.owes_only_an_acknowledgement() {
             return false;
@@ -47,8 +47,8 @@ impl<M: Memory> Core<M> {
         qp.responses.converses && qp.sq.is_idle()
     }
 
-    /// The queue may send nothing any more: the acknowledgement that waits for its answer leaves alone. The program has
-    /// seen what it acknowledges, and no counter could show it afterwards. Returns the number of packets.
+    /// The queue may send nothing more: an acknowledgement that waits for an answer leaves alone. The program
+    /// has seen what it acknowledges, and no counter would show it later. Returns the number of packets.
     pub(super) fn acknowledge_alone(&mut self, link: &mut impl Carrier, qp: &mut Qp) -> usize {
         let owed = qp.responses.owes_only_an_acknowledgement();
         if !qp.sched.replying || !owed || qp.path.way.route().is_none() {
@@ -75,7 +75,7 @@ impl<M: Memory> Core<M> {
         sent
     }
 
-    /// Sends acknowledgements, NAKs and responses, `unpaced` whatever the port's rate says. Number sent, and whether some are left.
+    /// Sends acknowledgements, NAKs, responses; `unpaced` ignores the port's rate. Number sent, any left.
     pub(super) fn send_replies_of(
         &mut self,
         link: &mut impl Carrier,
@@ -136,7 +136,7 @@ impl<M: Memory> Core<M> {
         (sent, true)
     }
 
-    /// Gives an answer to the carrier. Returns how many bytes of payload have left. Of shared memory acknowledgements are not counted.
+    /// Hands an answer to the carrier; returns its payload bytes. Shared-memory ACKs are not counted.
     fn send_reply(
         &mut self,
         link: &mut impl Carrier,

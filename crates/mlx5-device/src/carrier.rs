@@ -1,7 +1,7 @@
 //! What carries packets between devices: shared memory, a wire, or the queue of a test.
 //!
-//! A peer in reach of shared memory is a slot, and one packet may have the bytes of several; any other is an address. What leaves
-//! becomes visible to the peer with [`Carrier::ring_bells`] at the latest, which the device calls once a round.
+//! A peer in reach of shared memory is a slot, and a packet there may have the bytes of several; any other is
+//! an address. Packets become visible at the latest by [`Carrier::ring_bells`], once a round.
 
 use core::hash::{Hash, Hasher};
 use core::mem::discriminant;
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::{Fault, Memory, Order, Segment, Segments, total};
 
-/// A round takes no further message, and sends none, when it has copied this much for either: acknowledgements wait for its end,
-/// and so does the program that shares the core. 0.2 ms or so.
+/// A round takes and sends no further message once either copied this much, about 0.2 ms. Acknowledgements
+/// wait for its end, and so does a program that shares the core.
 pub const COPIED_AT_ONCE: u64 = 2 << 20;
 
 /// Longest delay of what leaves, ns: a program that ends waits for what it has sent, no longer than this.
@@ -36,8 +36,8 @@ pub trait Carrier {
 
     // In.
 
-    /// A round begins at this time: sends what was delayed until now, and hands up to `budget` messages of peers in shared memory to
-    /// `handler`, fewer when they are long. Returns how much was done.
+    /// Begins a round at `now`: sends packets whose delay is over. Hands up to `budget` messages of peers in
+    /// shared memory to `handler`, fewer when long. Returns how much was done.
     fn poll_rings(
         &mut self,
         now: Now,
@@ -70,8 +70,8 @@ pub trait Carrier {
 
     /// Sends a packet to the process of its QPN; one may have the bytes of several of `mtu` bytes each.
     ///
-    /// `path` travels with datagrams; of others its port alone. `payload` is the whole message's, and `packet.payload` counts in it. Of
-    /// a long one fewer bytes may be carried, those of whole packets: the rest is another call.
+    /// `path` travels with datagrams; otherwise only its port. `payload` is the whole message's;
+    /// `packet.payload` counts in it. A long one may go in part, whole packets: call again for the rest.
     fn send_record(
         &mut self,
         packet: &Packet,
@@ -104,8 +104,8 @@ pub trait Carrier {
     /// Reads the payload of a packet that is sent later.
     fn read_payload(&mut self, part: Fragment, payload: Payload<'_>) -> Result<Vec<u8>, Fault>;
 
-    /// A packet is lost on its way out: for a recording, which has it in its place. The device does not call it for a request or
-    /// reply of shared memory that is lost.
+    /// A packet is lost on its way out: a recording notes it in its place. Not called for a lost request or
+    /// reply in shared memory.
     fn loses_packet(&mut self, _from: IpAddr, _to: IpAddr, _packet: &Packet) {}
 
     /// Whether packets of an earlier round wait for room.
@@ -131,13 +131,13 @@ pub trait Carrier {
 pub struct Addressing {
     /// Where a datagram came from; `None` for connected services.
     pub path: Option<PathAddress>,
-    /// The port, from 1, of our device that its address names; packets of a wire name an address, and none here.
+    /// The port, from 1, of our device that its address names; none for packets of a wire.
     pub to_port: Option<u8>,
     /// Of a packet of the wire: the address of its sender, and that of ours that it was sent to.
     pub addresses: Option<(IpAddr, IpAddr)>,
 }
 
-/// A packet that arrived: what belongs to it beside the [`Packet`], and the way to its payload. Lives as long as the handler's call.
+/// An arrived packet: its data beside the [`Packet`], and its payload. Lives as long as the handler's call.
 pub trait Inbound {
     fn addressing(&self) -> &Addressing;
 
@@ -178,7 +178,7 @@ pub enum Disposition {
 pub enum Payload<'a> {
     /// No bytes.
     Nothing,
-    /// Bytes that the caller holds: inline data of a WQE, fewer than 1008 bytes; an overtaken packet's, up to 4096; a MAD.
+    /// Bytes that the caller holds: inline data, below 1008 bytes; an overtaken packet, up to 4096; a MAD.
     Inline(&'a [u8]),
     /// The whole message's memory, in this process: the source of SEND, WRITE and of a READ's answer.
     Segments(&'a [Segment]),
@@ -213,8 +213,8 @@ impl Payload<'_> {
     }
 }
 
-/// A digest has address and length of memory, and the bytes of inline data. Of [`Payload::Mixed`] it has the length alone: the device
-/// keeps inline data at another address in each run.
+/// A digest has the address and length of memory, and inline bytes. Of [`Payload::Mixed`] it has only the
+/// length: inline data lies at another address in each run.
 impl Hash for Payload<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         discriminant(self).hash(state);
@@ -240,7 +240,7 @@ pub struct PathAddress {
     pub traffic_class: u8,
     pub hop_limit: u8,
     pub grh: bool,
-    /// The port of the receiver's device that has the destination address. Only the record says so, and only «not the first».
+    /// The receiver's port that has the destination address. Only the record has it, if not the first.
     pub to_port: u8,
 }
 
@@ -272,8 +272,8 @@ pub struct Position {
 pub struct Sent {
     /// Where the request ends; see [`Carrier::consumed`].
     pub position: Position,
-    /// Bytes of the message that are now on their way. Fewer than asked for: call again for the rest, with the
-    /// offset moved on.
+    /// Bytes of the message that were sent. Fewer than asked for: call again for the rest, with the offset
+    /// moved on.
     pub carried: u32,
 }
 
@@ -282,7 +282,7 @@ pub struct Sent {
 pub enum Unsent {
     #[error("there is no room now")]
     Full,
-    /// The payload could not be read, or is not as long as announced: a local protection error of this work request.
+    /// The payload is unreadable or shorter than announced: a local protection error of this work request.
     #[error(transparent)]
     Fault(#[from] Fault),
     /// No peer, no port or no header is there for it: lost on the way.

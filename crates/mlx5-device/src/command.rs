@@ -1,7 +1,7 @@
 //! What the ABI asks of the device: one struct a command, native values, no uverbs encoding.
 //!
-//! `abi` decodes an ioctl into one of these and encodes the answer; the device checks the values. Handles are small
-//! integers scoped to a context, as the kernel's are. The methods are one trait ([`crate::commands`]).
+//! `abi` decodes an ioctl into one of these and encodes the answer; the device checks values. Handles are
+//! small integers scoped to a context, as in the kernel. The methods are one trait ([`crate::commands`]).
 
 use std::fmt;
 
@@ -103,7 +103,7 @@ pub type Handle = u32;
 pub trait EventSink: Send {
     /// Delivers the 8-byte completion event (user handle of the CQ). False: could not be delivered.
     fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool;
-    /// Delivers an asynchronous event: user handle of the object, `ib_event_type` number. False: could not be delivered.
+    /// Delivers an asynchronous event: user handle of the object, `ib_event_type` number. False: failed.
     fn asynchronous(&mut self, context: ContextId, element: u64, event_type: u32) -> bool;
     /// Notes why something failed.
     fn explain(&mut self, reason: Reason);
@@ -117,11 +117,11 @@ pub trait EventSink: Send {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Created {
     pub handle: Handle,
-    /// What queues and work requests name the object by: PDN, UAR page, CQN, or a window's key until its first bind.
+    /// Name of the object in queues and work requests: PDN, UAR page, CQN, or a window's key before its bind.
     pub number: u32,
 }
 
-/// Answer to `DESTROY_CQ`: how many events the program must have read; the library waits for so many acknowledgements.
+/// Answer to `DESTROY_CQ`: events that the program must have read; the library awaits their acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DestroyedCq {
     pub completion_events: u32,
@@ -220,7 +220,7 @@ pub struct CreateQp {
     pub send_cq: Handle,
     pub recv_cq: Handle,
     pub srq: Option<Handle>,
-    /// Capacities asked for; returned unchanged, but for those of a receive queue where a shared one is named.
+    /// Capacities asked for; returned unchanged, except the receive queue's where a shared one is named.
     pub cap: QpCap,
     /// Echoed in asynchronous events.
     pub user_handle: u64,

@@ -1,5 +1,5 @@
-//! The commands of a device as the NIC does them: handles are looked up in the context, users are counted, and the object does the
-//! rest. What is in use is not destroyed (`EBUSY`); closing a context destroys everything in it.
+//! The commands of a device: handles are looked up in the context, users are counted, and the object does the
+//! rest. An object in use is not destroyed (`EBUSY`); closing a context destroys everything in it.
 
 use super::ah;
 use super::command::*;
@@ -36,12 +36,12 @@ pub trait Commands {
     fn dealloc_pd(&mut self, context: ContextId, pd: Handle) -> Answer<()>;
 
     fn reg_mr(&mut self, context: ContextId, command: &RegMr) -> Answer<MrKeys>;
-    /// The region covers other memory, allows something else, or belongs to another domain, under the key it had.
+    /// Gives the region other memory, rights or another domain, under the key it had.
     ///
-    /// Checks in the order of `ib_uverbs_rereg_mr` (Linux `uverbs_cmd.c`) and `mlx5_ib_rereg_user_mr`. The kernel gives a new key
-    /// where the card cannot change a region in place; this one always can. What was posted through the key before is dealt with
-    /// as if the region had gone. A region with windows bound to it is in use: IBTA has none re-registered then. Whatever is
-    /// refused leaves the region as it was.
+    /// Checks in the order of `ib_uverbs_rereg_mr` (Linux `uverbs_cmd.c`) and `mlx5_ib_rereg_user_mr`. The
+    /// kernel gives a new key where the card cannot change a region in place; this one always can. Earlier
+    /// posts through the key fail as if the region had gone. A region with windows bound to it is in use:
+    /// IBTA allows no re-registration then. A refusal leaves the region as it was.
     ///
     /// `flags` are `IB_MR_REREG_*` bits: what they do not name stays, whatever the command says of it.
     fn rereg_mr(&mut self, context: ContextId, mr: Handle, flags: u32, command: &RegMr) -> Answer<MrKeys>;

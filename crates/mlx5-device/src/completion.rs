@@ -1,8 +1,8 @@
 //! What CQEs say: of send WQEs, of receives, of errors and flushes.
 //!
-//! Fields by opcode as `mlx5_parse_cqe` reads them. A requester CQE's WQE counter is the WQE's first block and retires all
-//! before it; a responder CQE's is the receive's running index. Vendor syndromes are those that cards are seen to report
-//! in public logs with these syndromes; 0 where none is known.
+//! Fields by opcode as `mlx5_parse_cqe` reads them. A requester CQE's WQE counter is the WQE's first block
+//! and retires all before it; a responder CQE's is the receive's running index. Vendor syndromes are those
+//! that cards report in public logs with these syndromes; 0 where none is known.
 
 use mlx5_layout::cqe::CqeError;
 use mlx5_layout::{CqeFields, CqeOpcode, CqeSyndrome};

@@ -47,15 +47,15 @@ defaults! {
         link_layer: LinkLayer = LinkLayer::default(),
         /// Active MTU of the ports in bytes.
         mtu: u16 = 4096,
-        /// Address of `mlx5_0`, port 1, on RoCE in its GIDs; the n-th port after it has the n-th address after it.
+        /// Address of `mlx5_0`, port 1, in its GIDs on RoCE; the n-th port after it has the n-th address.
         ipv4: Ipv4Addr = Ipv4Addr::LOCALHOST,
         ipv6: Option<Ipv6Addr> = None,
         path: LinkPath = LinkPath::default(),
         /// Rate to shape to, 10^9 bits a second of wire bytes; none: not shaped.
         rate_gbps: Option<f64> = None,
-        /// Probability, 0 to 1, that a packet is lost on its way out; in shared memory a message stands for a packet.
+        /// Probability, 0 to 1, that a packet sent is lost; in shared memory a message counts as a packet.
         loss: f64 = 0.0,
-        /// Probability, 0 to 1, that a packet is overtaken by some that leave later; shared memory keeps its order.
+        /// Probability, 0 to 1, that later packets overtake a packet; shared memory keeps its order.
         reorder: f64 = 0.0,
         /// Where the generator of losses begins.
         seed: u64 = 1,

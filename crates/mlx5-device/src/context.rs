@@ -1,7 +1,7 @@
 //! Contexts: one for each open of a device, with handles for its objects.
 //!
-//! Each open of a device has handle tables of its own; the objects live in tables of the NIC, because a key or a QPN must
-//! be unique in the process.
+//! Each open of a device has its own handle tables. The objects are in the NIC's tables, because a key or a
+//! QPN must be unique in the process.
 
 use super::command::{Answer, CommandError, ContextId, Handle};
 use super::table::Table;

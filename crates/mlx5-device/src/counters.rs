@@ -81,7 +81,7 @@ counters! {
         completion_events,
         /// Asynchronous events given.
         async_events,
-        /// Packets sent again, for whatever reason. In shared memory one stands for as many as its bytes need.
+        /// Packets sent again, for any reason. A message in shared memory counts as the packets it needs.
         retransmissions,
         /// RNR NAKs sent.
         rnr_naks_sent,
@@ -107,7 +107,7 @@ counters! {
         dropped_transport,
         /// Replies for a QP that does not wait for one.
         dropped_replies,
-        /// Packets that the transport took: requests that it executed or answered, answers that it waited for.
+        /// Packets that the transport took: requests executed or answered, and expected answers.
         packets_taken,
         /// Register writes seen.
         doorbells_taken,
@@ -123,7 +123,7 @@ counters! {
         turnarounds,
         /// Sum of the times from the execution of the last such message until that WQE was read.
         turnaround_ns,
-        /// Changes that `softnic ctl` made: links, settings, injected faults. Not 0: no result of an unimpaired NIC.
+        /// Changes by `softnic ctl`: links, settings, injected faults. Not 0: the NIC was impaired.
         ctl_changes,
         /// Messages and replies sent while the port was down.
         lost_port_down,
@@ -179,7 +179,7 @@ impl Counters {
         }
     }
 
-    /// Something was executed for a peer: `ends`, it is the last, or all, of its message; `length`: bytes that came with it.
+    /// Executed for a peer: `ends`: the last or only part of its message; `length`: its payload bytes.
     pub(super) fn execute(&mut self, ends: bool, length: u32) {
         count(&mut self.messages_received, ends.into());
         count(&mut self.bytes_received, length.into());

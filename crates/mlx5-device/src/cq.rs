@@ -1,9 +1,9 @@
-//! Completion queues: writing CQEs with the owner bit, noticing a full ring, and the events an armed CQ gives.
+//! Completion queues: CQEs with the owner bit, full rings, and the events of an armed CQ.
 //!
-//! Ring and record as in `providers/mlx5/cq.c`: a CQE belongs to software when its owner bit equals bit log2(n) of the
-//! running index; the record holds the consumer index (24 bits) and the arm word. A full ring is an error as on a card:
-//! nothing is overwritten, the CQ is dead and takes its QPs with it. A CQ made to ignore overruns is overwritten instead: its
-//! driver bounds what is posted, and may leave the consumer index in the record as it is.
+//! Ring and record as in `providers/mlx5/cq.c`: a CQE belongs to software when its owner bit equals bit
+//! log2(n) of the running index. The record holds the consumer index (24 bits) and the arm word. A full ring
+//! is an error as on a card: nothing is overwritten, the CQ is dead and takes its QPs with it. A CQ made to
+//! ignore overruns is overwritten: its driver bounds posts, and may leave the consumer index alone.
 //! Left out: moderation, compressed CQEs, collapsed CQs.
 
 use mlx5_layout::cqe::{CQE_BYTES, LARGE_SLOT_BYTES, owner_bit};
@@ -21,8 +21,8 @@ use super::schedule::Walk;
 use super::table::Table;
 use crate::memory::{Fault, Memory};
 
-/// Value of the arm word that no driver writes: its serial number would have four bits. The NIC puts it into a disarmed
-/// CQ's record, because the first arm of a driver may well be the word 0.
+/// Value of the arm word that no driver writes: its serial number would have four bits. The NIC writes it to
+/// a disarmed CQ's record, because a driver's first arm may well be the word 0.
 const DISARMED: u32 = u32::MAX;
 
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(super) struct Cqs {
 }
 
 impl Cqs {
-    /// Checks the command as the driver does, and disarms the record; returns the place and number of the new CQ.
+    /// Checks the command as the driver does, and disarms the record; returns the new CQ's place and number.
     pub(super) fn create<M: Memory>(
         &mut self,
         memory: &M,
@@ -125,7 +125,7 @@ impl Cqs {
         let entries = (request.cqe + 1).next_power_of_two();
         if entries != cq.entries {
             cq.check_resize(memory, request, entries)?;
-            // The last CQE of the old ring, for which there is room: it was counted. What fails leaves everything as it was.
+            // The last CQE of the old ring, whose room was checked. An error leaves everything as it was.
             let mut last = CqeFields { opcode: CqeOpcode::ResizeCq, ..CqeFields::default() };
             cq.write(memory, &mut last, None).map_err(CommandError::fault(format_args!("CQ {handle}")))?;
             cq.move_to(request.buffer, entries);
@@ -143,8 +143,8 @@ impl Cqs {
         self.table.check_unused(place, "CQ", handle, "queue pairs")?;
         self.channels.retain(|p| *p != place);
         let Some(cq) = self.table.remove(place) else { return Ok(DestroyedCq::default()) };
-        // The library waits until the program has acknowledged what is reported here, so what nobody can read any more
-        // is withdrawn and not counted.
+        // The library waits until the program has acknowledged this number, so unread events are withdrawn
+        // and not counted.
         let user_handle = cq.event_target.user_handle;
         let withdrawn =
             cq.channel.map_or(0, |channel| host.events.withdraw_completions(channel, user_handle));
@@ -164,7 +164,7 @@ impl Cqs {
         self.table.get(place).map_or(64, |cq| cq.cqe_size as usize)
     }
 
-    /// Writes a CQE, and gives the event that the CQ was armed for. A full CQ fails here, and its QPs after this poll.
+    /// Writes a CQE, and gives the event it was armed for. A full CQ fails here, its QPs after this poll.
     #[inline(always)]
     pub(super) fn complete<M: Memory>(
         &mut self,
@@ -214,9 +214,9 @@ impl Cqs {
 }
 
 impl Cq {
-    // `RESIZE_CQ`, as a card does it (`mlx5_cq_resize_copy_cqes` and `mlx5_ib_resize_cq` read what it leaves): the last CQE in the
-    // old ring says «resized» and takes an index, all later ones go to the new ring, and the library carries what lies before it
-    // over, each one index further on. Whatever is refused leaves the CQ as it was.
+    // `RESIZE_CQ` as on a card (`mlx5_cq_resize_copy_cqes` and `mlx5_ib_resize_cq` read the result): the last
+    // CQE in the old ring says «resized» and takes an index. Later ones go to the new ring; the library
+    // copies those before it, each one index further on. A refusal leaves the CQ as it was.
 
     fn check_resize<M: Memory>(&mut self, memory: &M, request: &ResizeCq, entries: u32) -> Answer<()> {
         let cqn = self.cqn;
@@ -228,7 +228,7 @@ impl Cq {
         let fault = CommandError::fault("CQ");
         let bytes = u64::from(entries) * u64::from(self.cqe_size);
         memory.probe(buffer, bytes, true).map_err(&fault)?;
-        // The firmware's BAD_SIZE_OUTS_CQES: what is in the ring has to fit in the new one, and the last CQE in the old one.
+        // The firmware's BAD_SIZE_OUTS_CQES: the new ring must hold what waits, the old one its last CQE.
         self.consumer = self.read_consumer(memory).map_err(&fault)?;
         let waiting = self.unconsumed();
         let fits = waiting < entries.min(self.entries);
@@ -240,7 +240,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Everything that comes from now on goes there. What waits is carried over by the library, one index further on.
+    /// Later CQEs go to this ring. The library carries the waiting ones over, one index further on.
     fn move_to(&mut self, buffer: u64, entries: u32) {
         let empty = self.unconsumed() == 1;
         (self.buffer, self.entries) = (buffer, entries);
@@ -249,7 +249,7 @@ impl Cq {
         self.notified = if empty { self.producer } else { self.notified.wrapping_add(1) };
     }
 
-    /// Writes one CQE, with `payload` inside where that is given (see [`CqeFields::emit_slot`]). The owner bit is set here.
+    /// Writes one CQE, with `payload` inside if given (see [`CqeFields::emit_slot`]), and sets the owner bit.
     /// `Ok(false)`: full.
     #[inline(always)]
     fn write<M: Memory>(
@@ -294,8 +294,8 @@ impl Cq {
         Ok(consumer_of(memory.load32(self.record)?.to_ne_bytes()))
     }
 
-    /// CQEs that the driver has not given back, by the last consumer index seen. A record ahead of the producer counts as a
-    /// full ring: it would let the NIC overwrite.
+    /// CQEs that the driver has not consumed, by the last consumer index seen. A record ahead of the producer
+    /// counts as a full ring: otherwise the NIC would overwrite.
     fn unconsumed(&self) -> u32 {
         self.producer.wrapping_sub(self.consumer) & CONSUMER_MASK
     }
@@ -331,10 +331,10 @@ impl Cq {
         done
     }
 
-    /// Looks whether CQEs that no event has told of wait behind the present arm: the arm crossed them on its way, and nobody
-    /// else would ever wake the reader. CQEs that an event did tell of may wait there too, when a program arms before it
-    /// polls; a second event for those would find an empty CQ (perftest takes that as an error), so a card keeps the index
-    /// of the last notification, and so does this.
+    /// Whether CQEs without an event wait behind the present arm: the arm crossed them, and nothing else
+    /// would wake the reader. CQEs that had an event may wait there too, when a program arms before it polls.
+    /// A second event for those would find an empty CQ, an error to perftest. So a card keeps the index of
+    /// the last notification, and so does this.
     fn rescan<M: Memory>(&mut self, memory: &M) -> bool {
         if self.dead || self.channel.is_none() {
             return false;
@@ -354,7 +354,7 @@ impl Cq {
     }
 }
 
-/// Writes a whole slot, payload and all. False: it has no room for that, which callers see to; nothing was written.
+/// Writes a whole slot with its payload. False: no room, which callers prevent; nothing was written.
 #[inline(never)]
 fn write_slot<M: Memory>(
     memory: &M,

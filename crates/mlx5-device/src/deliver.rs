@@ -1,7 +1,7 @@
 //! The responder's side of a QP: arrived requests into memory and receives, replies back.
 //!
-//! `roce::Responder` decides, this moves the bytes. A request that is not for a QP of this process, or for one that does not
-//! receive in its state, is dropped without a word, as a port does.
+//! `roce::Responder` decides, this moves the bytes. A request for no QP of this process, or for one whose
+//! state does not receive, is dropped silently, as a port does.
 
 use roce::qp_state::QpState;
 use roce::{
@@ -45,8 +45,8 @@ impl<M: Memory> Resources for QpResources<'_, M> {
 }
 
 impl<M: Memory> Core<M> {
-    /// A request arrived for a queue, from its peer. By itself: in one function with the round's own, its queue would be loaded from
-    /// the stack again and again.
+    /// A request arrived for a queue, from its peer. Not inlined: in one function with the round's, its queue
+    /// would be reloaded from the stack again and again.
     #[inline(never)]
     pub(super) fn respond(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut impl Inbound) {
         if !qp.state.answers_requests() {
@@ -63,7 +63,7 @@ impl<M: Memory> Core<M> {
         let Some(responder) = &mut qp.responses.responder else { return };
         let ResponderCounters { duplicates, messages } = *responder.counters();
         let mut resources = QpResources { core: self, pd: qp.pd, qpn: qp.qpn, rq: &mut qp.rq };
-        // By reference: what moves it loads in pieces of other sizes than it was stored in, and waits for them.
+        // By reference: a move would load other sizes than were stored, and wait for the stores.
         match &responder.handle_packet(packet, &mut resources) {
             Verdict::Execute(work) => {
                 count(&mut self.host.counters.packets_taken, 1);
@@ -159,8 +159,8 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// Rights of the key for a message's later packet; `None`: what its first packet was granted is gone. A card looks at the key
-    /// with every packet.
+    /// The key's rights for a later packet of a message; `None`: the first packet's grant is gone. A card
+    /// looks at the key with every packet.
     fn rights_still(&self, qp: &Qp, region: &Region) -> Option<Access> {
         let Region { key, va, len, address, .. } = *region;
         let now = self.mkeys.grant(key, qp.pd, qp.qpn, va, len, Access::REMOTE_WRITE).ok()?;
@@ -202,8 +202,8 @@ impl<M: Memory> Core<M> {
         Ok(())
     }
 
-    /// Invalidates a window's key for a SEND that its responder allowed. In shared memory, READs that came before it are still
-    /// answered, until the region itself goes.
+    /// Invalidates a window's key for a SEND that its responder allowed. In shared memory, earlier READs are
+    /// still answered, until the region itself goes.
     fn invalidate(&mut self, qp: &mut Qp, key: u32) {
         let Some(bound) = self.mkeys.unbind(key) else { return };
         self.host.counters.windows_invalidated += 1;

@@ -1,30 +1,30 @@
 //! Doorbells of a send queue: what register and record say, and whether they agree as a card demands.
 //!
-//! A card starts work when a register is written; a record alone starts nothing. libmlx5 stores the record first, then the
-//! register. A queue that has a register of its own is therefore executed only up to what its register writes cover, and a
-//! register write counts only if the record has caught up with it. Where queues share a register one write hides the one
-//! before it from a NIC that polls, so there the record is executed, and the NIC says that it cannot check.
-//! Which register a queue rings is in no command: it is learned from the writes (two registers a page, `mlx5.c`; see `uar.rs`).
+//! A card starts work when a register is written; a record alone starts nothing. libmlx5 stores the record,
+//! then the register. So a queue with its own register is executed only up to its register writes. A write
+//! counts only if the record has caught up. On a shared register one write hides the one before from a NIC
+//! that polls. There the record is executed, and the NIC reports that it cannot check. No command names a
+//! queue's register: it is learned from the writes (two a page, `mlx5.c`; see `uar.rs`).
 
 use roce::Now;
 
 use crate::config::DoorbellOrder;
 
-/// While a queue's messages are outstanding, its page, or the record of one that is executed by record, is looked at so often at most.
-/// Each look takes the line from the program's core, where the next doorbell then waits for it.
+/// Least time between looks at a busy queue's page, or at its record if it is executed by record, ns. Each
+/// look takes the line from the program's core, where the next doorbell then waits for it.
 pub const LOOK_NS: u64 = 500;
 
-/// A record that agrees with what was rung is read again after this time. Only a driver that forgets the register moves it alone.
+/// A record that agrees with the register is read again after this, ns: only faulty drivers move it alone.
 const RECORD_NS: u64 = 4_000;
 
-/// A look that finds record and register in disagreement counts when this time has passed since the one that counted before.
+/// Least time between two looks that count against a disagreement of record and register, ns.
 const APART_NS: u64 = 10_000_000;
 
-/// How long record and register may disagree: a driver stores one right after the other, but may lose its core in between.
+/// How long record and register may disagree, ns: a driver may lose its core between the two stores.
 pub const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Looks that count until a disagreement is reported. Not time alone: in a process that is stopped or has no core, the NIC's
-/// thread does not look either.
+/// Looks that count until a disagreement is reported. Not time alone: in a stopped or starved process, the
+/// NIC's thread does not look either.
 pub(super) const LOOKS: u32 = (PATIENCE_NS / APART_NS) as u32;
 
 /// What a driver did wrong with its doorbells: what happened, and what would help.
@@ -80,7 +80,7 @@ impl SendDoorbell {
         SendDoorbell { page, unchecked, ..SendDoorbell::default() }
     }
 
-    /// Whether a violation was reported, and the record is as it was read since: nothing happens until one of the two moves.
+    /// Whether a violation was reported and the record stands: nothing happens until one of both moves.
     pub(super) fn is_stuck(&self, record: u16) -> bool {
         self.read.0 == record && self.disagreement.as_ref().is_some_and(|it| it.looks == LOOKS)
     }
@@ -91,8 +91,8 @@ impl SendDoorbell {
         SendDoorbell { register, noted, ..SendDoorbell::new(page, unchecked) }
     }
 
-    /// A register write announced `next`. `fetched`: blocks executed so far; `posted`: what the record says now; both and
-    /// `next` are 16-bit counters, compared by their distance from `fetched`.
+    /// A register write announced `next`. `fetched`: blocks executed so far; `posted`: the record now. They
+    /// and `next` are 16-bit counters, compared by their distance from `fetched`.
     pub(super) fn ring(&mut self, next: u16, fetched: u16, posted: u16, order: DoorbellOrder) {
         let distance = |to: u16| to.wrapping_sub(fetched);
         if distance(next) <= distance(posted) {
@@ -143,8 +143,8 @@ impl SendDoorbell {
         self.disagreement = None;
     }
 
-    /// Record and register disagree in this look. `stray`: the last write that the page saw was for a queue that is not there.
-    /// Returns the number of looks that count, if this is one of them and nothing was reported yet.
+    /// Record and register disagree in this look. `stray`: the page's last write named a queue that is not
+    /// there. Returns the number of looks that count, if this is one of them and nothing was reported yet.
     pub(super) fn disagrees(&mut self, now: Now, stray: bool) -> Option<u32> {
         let first = Disagreement { looks: 0, last: now, stray };
         let it = self.disagreement.get_or_insert(first);
@@ -167,7 +167,7 @@ impl SendDoorbell {
         }
     }
 
-    /// Whether record and register disagree and nothing was reported yet, so that the queue must be looked at again.
+    /// Whether record and register disagree, as yet unreported, so that the queue must be looked at again.
     pub(super) fn is_watched(&self) -> bool {
         self.disagreement.as_ref().is_some_and(|it| it.looks < LOOKS)
     }
@@ -179,7 +179,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Replays stores as the NIC sees them: `r` the record's value, `d` a doorbell, and asks what may be executed.
+    /// Replays stores as the NIC sees them: `r` the record, `d` a doorbell; returns the limit after each.
     fn limits(order: DoorbellOrder, start: u16, steps: &[(char, u16)]) -> Vec<u16> {
         let mut doorbell = SendDoorbell { covered: start, ..SendDoorbell::new(0, false) };
         let mut record = start;

@@ -1,4 +1,4 @@
-//! Why a work request, or a request of the peer, failed: what was asked, which check failed, and what would help.
+//! Why a work request, own or of the peer, failed: the request, the failed check, and the remedy.
 
 use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::{Failure, Opcode, Refusal, ServiceType, Status};

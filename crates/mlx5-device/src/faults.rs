@@ -12,7 +12,7 @@ use crate::span::Span;
 /// What may be changed while the NIC runs; what is `None` stays. Shown as `softnic ctl` sends it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Probability, 0 to 1, that a packet is lost on its way out; in shared memory a message stands for a packet.
+    /// Probability, 0 to 1, that a packet sent is lost; in shared memory a message counts as a packet.
     pub loss: Option<f64>,
     /// Probability, 0 to 1, that later packets arrive before a packet; shared memory keeps its order.
     pub reorder: Option<f64>,

@@ -1,9 +1,9 @@
 //! Fetching of send WQEs: each is read once, and checked as a card does.
 //!
-//! Checks and their syndromes follow IBTA vol. 1 §10.7 and what libmlx5's `mlx5_handle_error_cqe` names: a WQE that is
-//! malformed or not for this queue is 0x02, a length above a limit 0x01, a key, bound or right that fails 0x04. A failed
-//! WQE completes behind the ones before it. A UMR is parsed in `window.rs`, and performed by `Mkeys` in the order of posting.
-//! Left out: masked atomics, WAIT, DUMP: each is 0x02, as on a card without the capability.
+//! Checks and their syndromes follow IBTA vol. 1 §10.7 and the names in libmlx5's `mlx5_handle_error_cqe`. A
+//! WQE malformed or not for this queue is 0x02, a length above a limit 0x01, a failed key, bound or right
+//! 0x04. A failed WQE completes behind earlier ones. A UMR is parsed in `window.rs`, and performed by `Mkeys`
+//! in posting order. Left out: masked atomics, WAIT, DUMP: each is 0x02, as on a card without the capability.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! What follows an error: states, events, and flush CQEs for everything posted, signalled or not.
 //!
-//! As IBTA has it for the error states (vol. 1 §10.3); a budget in each poll keeps one queue from starving the others.
+//! As in IBTA's error states (vol. 1 §10.3); a budget in each poll keeps one queue from starving the others.
 
 use mlx5_layout::send_wqe::{BLOCK_BYTES, blocks};
 use roce::qp_state::QpState;
@@ -47,14 +47,14 @@ impl<M: Memory> Core<M> {
         if let Some(receive) = qp.responses.responder.as_mut().and_then(|r| r.enter_error()) {
             self.fail_receive(qp, receive.id as u16, Status::Flushed);
         }
-        // It takes nothing more from the shared queue, and what others posted there stays (IBTA vol. 1 §11.6.3.1).
+        // It takes nothing more from the shared queue; others' receives stay there (IBTA vol. 1 §11.6.3.1).
         if qp.rq.srq.is_some() && qp.service != ServiceType::Ud {
             qp.event_target.raise(&mut self.host, event_type::QP_LAST_WQE_REACHED);
         }
         self.schedule.heat(&mut qp.sched, self.host.now);
     }
 
-    /// Flushes what was posted: what was read already comes out of the transport, the rest is walked over in the ring.
+    /// Flushes posted sends: those already read come from the transport, the rest from the ring.
     pub(super) fn flush_sends(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
         qp.sq.progress.refused = false;

@@ -1,7 +1,7 @@
 //! What a message would take of a real link, and what a datagram's receiver sees of its headers.
 //!
-//! Sizes of headers from IBTA vol. 1, chapter 9, and Annex A17 (RoCEv2), with preamble, start and gap of Ethernet (20 bytes) and
-//! LRH and VCRC of InfiniBand. Used to hold a port to a rate and for wire counters; no packet is built here.
+//! Header sizes from IBTA vol. 1, chapter 9, and Annex A17 (RoCEv2), with Ethernet's preamble, start and gap
+//! (20 bytes) and InfiniBand's LRH and VCRC. For port rates and wire counters; no packet is built here.
 
 use core::net::IpAddr;
 
@@ -14,8 +14,8 @@ use super::model::{DeviceConfig, GidKind};
 use crate::carrier::PathAddress;
 use crate::config::LinkLayer;
 
-/// Bytes before the BTH and behind the payload, of each packet: Ethernet 20 + 14 + 4, IPv4 20, UDP 8; InfiniBand LRH 8,
-/// VCRC 2.
+/// Bytes before the BTH and behind the payload, of each packet: Ethernet 20 + 14 + 4, IPv4 20, UDP 8;
+/// InfiniBand LRH 8, VCRC 2.
 fn framing(layer: LinkLayer) -> u64 {
     match layer {
         LinkLayer::Roce => 20 + 14 + 4 + 20 + 8,
@@ -23,8 +23,8 @@ fn framing(layer: LinkLayer) -> u64 {
     }
 }
 
-/// Ethernet's preamble, header, check sequence and gap, and IP and UDP, in front of what a carrier counts of a packet to this
-/// address; IPv6's header has 40 bytes, IPv4's 20.
+/// Bytes before those that a carrier counts of a packet to this address: Ethernet's preamble, header, check
+/// sequence and gap, IP (IPv6 40 bytes, IPv4 20) and UDP.
 pub(super) fn packet_framing(to: IpAddr) -> u64 {
     let ip = if to.is_ipv6() { 40 } else { 20 };
     20 + 14 + 4 + ip + 8
@@ -49,7 +49,7 @@ fn packets(payload: u32, mtu: u32) -> u64 {
     if payload <= mtu { 1 } else { u64::from(payload.div_ceil(mtu)) }
 }
 
-/// Bytes that so many bytes of a packet of shared memory take, as packets of the path MTU. Acknowledgements count for nothing.
+/// Wire bytes of `carried` bytes of a packet in shared memory, cut by path MTU. Acknowledgements: 0.
 #[inline(always)]
 pub(super) fn record_bytes(layer: LinkLayer, packet: &Packet, carried: u32, mtu: u32) -> u64 {
     let position = packet.content.position();
@@ -89,8 +89,8 @@ fn l3_header(device: &DeviceConfig, path: &PathAddress) -> L3Header {
     }
 }
 
-/// The four bits of a responder's CQE that are the service level on InfiniBand. On Ethernet cards put the kind of network
-/// header there; libmlx5 gives it as `ibv_wc.sl` all the same, and UCX's datagrams over RoCE rely on it.
+/// The four bits of a responder's CQE that are the service level on InfiniBand. On Ethernet cards put the
+/// kind of network header there; libmlx5 still gives it as `ibv_wc.sl`, and UCX's RoCE datagrams rely on it.
 pub(super) fn service_level(device: &DeviceConfig, path: &PathAddress) -> u8 {
     match device.link_layer {
         LinkLayer::Ib => path.sl,
@@ -101,8 +101,8 @@ pub(super) fn service_level(device: &DeviceConfig, path: &PathAddress) -> u8 {
 /// Next header of a GRH (IBTA vol. 1, the GRH's fields).
 const IBA_TRANSPORT: u8 = 0x1b;
 
-/// The 40 bytes in front of a received datagram of `payload` bytes: a GRH, or for RoCE v2 over IPv4 the IPv4 header in its
-/// last 20 bytes. `None`: the datagram came without, and the bytes stay as they are.
+/// The 40 bytes before a received datagram of `payload` bytes: a GRH, or for RoCE v2 over IPv4 the IPv4
+/// header in the last 20. `None`: the datagram came without, and the bytes stay as they are.
 pub(super) fn grh(
     device: &DeviceConfig,
     path: &PathAddress,
@@ -144,7 +144,7 @@ mod tests {
     fn a_message_takes_its_packets_headers_and_gaps() {
         use LinkLayer::{Ib, Roce};
         use ServiceType::{Rc, Ud};
-        // Overhead of a RoCE v2 packet on Ethernet: 20 + 14 + 20 + 8 + 12 + 4 + 4 = 82; on InfiniBand 8 + 12 + 4 + 2 = 26.
+        // RoCE v2 overhead on Ethernet: 20 + 14 + 20 + 8 + 12 + 4 + 4 = 82; InfiniBand: 8 + 12 + 4 + 2 = 26.
         let packet = |service, content, length| Packet {
             service,
             dst_qpn: 0,

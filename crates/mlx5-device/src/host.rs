@@ -9,7 +9,7 @@ use crate::reason::{About, Reason};
 /// Gets each log line, without a newline at its end: stderr for a process, a vector for tests.
 pub type LogSink = Box<dyn FnMut(&str) + Send>;
 
-/// A message of so many bytes takes long enough to copy that its completion needs the time anew; reading the clock takes 20 ns.
+/// Bytes whose copy takes so long that the completion reads the clock anew, which takes 20 ns.
 const LONG_BYTES: u32 = 4096;
 
 pub(super) struct HostInterface<M> {

@@ -1,13 +1,13 @@
 //! Impairment of a link: a carrier round another. A NIC that is asked for none uses the other carrier alone.
 //!
-//! Every word means the same on both paths, and acts on what leaves; a port that is down acts on arrivals too. On the wire it acts on
-//! packets. In shared memory a message, or an answer, stands for one, however long it is. Were it lost with any of its packets, a long
-//! one would never arrive: it is sent again whole, where the wire repeats from the lost packet on.
+//! Settings mean the same on both paths, and act on what leaves; a port that is down also drops arrivals. On
+//! the wire they act on packets. In shared memory a message or answer counts as one, however long. Were it
+//! lost with any of its packets, a long one would never arrive: unlike on the wire, it is sent again whole.
 //!
-//! - loss: a packet leaves, is counted and charged, and does not arrive. A seed decides which, in the order in which they leave.
-//! - reorder: up to [`OVERTAKERS`] packets that leave later arrive before a packet. Shared memory keeps its order.
-//! - rate: a port has so many wire bytes a second, the NIC so many requests and answers to READs. What exceeds them waits: a request
-//!   before the transport counts it as sent, an answer from when its READ is taken.
+//! - loss: a packet leaves, is counted and charged, but does not arrive. A seed picks it, by sending order.
+//! - reorder: up to [`OVERTAKERS`] later packets arrive before a packet. Shared memory keeps its order.
+//! - rate: wire bytes a second of a port, requests and READ answers a second of the NIC. The excess waits: a
+//!   request before the transport counts it as sent, an answer from when its READ is taken.
 //! - a port that is down loses what leaves, and drops what arrives.
 //! - faults of a queue: see [`InjectionKind`].
 
@@ -44,7 +44,7 @@ const NOWHERE: Position = Position { channel: 0, offset: 0 };
 pub(super) struct Impairment {
     loss: f64,
     reorder: f64,
-    /// Of a host: two hosts of one seed do not lose the same packets. It is the same in every run; a slot is whichever was free.
+    /// The host's: hosts of one seed lose different packets. Equal in each run, unlike a slot.
     address: u64,
     /// Where the generator stands, and where it stands when one more has left.
     random: u64,
@@ -151,7 +151,7 @@ impl Impairment {
         }
     }
 
-    /// Keeps a fault until a message fits it. The error is a sentence: its queue is not there, or too many wait.
+    /// Keeps a fault until a message fits it. The error, a sentence: no such queue, or too many wait.
     pub(super) fn wait(&mut self, qps: &Qps, injection: Injection) -> Result<(), String> {
         let qpn = injection.qpn;
         let Some(qp) = qps.numbered(qpn) else {

@@ -1,8 +1,8 @@
 //! The device without I/O: rung doorbell → validated work → completion, above the interface to its host.
 //!
-//! [`Nic`] is the whole; one file an object, named as in the manual. [`memory`] and [`carrier`] are what it asks of the host:
-//! application memory is reached through [`memory::Memory`], peers through [`carrier::Carrier`]. Time is an argument, but for the
-//! clock of [`Nic::stamp_by`]. Names no socket, thread or clock of its own (INV-2), and nothing of how commands are encoded.
+//! [`Nic`] is the whole; one file an object, named as in the manual. [`memory`] and [`carrier`] are its host:
+//! application memory through [`memory::Memory`], peers through [`carrier::Carrier`]. Time is an argument,
+//! except the clock of [`Nic::stamp_by`]. No socket, thread or clock of its own (INV-2), no command encoding.
 
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 #![forbid(unsafe_code)]

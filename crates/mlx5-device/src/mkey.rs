@@ -1,8 +1,8 @@
 //! Keys: what a 32-bit key stands for, memory region or window, and what it opens to a peer.
 //!
-//! A key is `index << 8 | generation`, as the driver composes mkeys; the whole 32 bits are compared on every use, so a key
-//! kept after its region was freed does not reach the next one in the same place. Windows have keys of the same space, whose
-//! last byte the program chooses at each bind.
+//! A key is `index << 8 | generation`, as the driver composes mkeys. All 32 bits are compared on every use,
+//! so the key of a freed region does not reach the next in its place. Windows have keys of the same space,
+//! whose last byte the program chooses at each bind.
 
 use std::collections::VecDeque;
 
@@ -24,7 +24,7 @@ pub(super) struct Mkeys {
     used: u32,
     /// Type-2 windows that are bound, for queues that go to ask whether any can be theirs.
     bound_to_queues: u32,
-    /// Keys of windows that the running queue or a command closed: revoked at the other queues before they run.
+    /// Keys of windows that the running queue or a command closed: other queues lose them before they run.
     revoked: Vec<u32>,
 }
 
@@ -97,7 +97,7 @@ impl Mkeys {
 
     /// Gives a free index to what is made with its key.
     pub(super) fn insert(&mut self, make: impl FnOnce(u32) -> Mkey) -> u32 {
-        // A key returns after 256 registrations in its place, and places rotate through at least 64 free ones.
+        // A key returns after 256 registrations in its place, and places rotate through 64 free ones or more.
         let index = match self.free.pop_front() {
             Some(index) if self.free.len() >= 64 || self.slots.len() >= 1 << 23 => index,
             taken => {
@@ -120,7 +120,7 @@ impl Mkeys {
         }
     }
 
-    /// Takes a region or window out; the key that follows in its place is the next after its last one. Returns its protection domain.
+    /// Removes a region or window; its place's next key follows its last one. Returns its protection domain.
     pub(super) fn remove(&mut self, key: u32) -> Option<u32> {
         let slot = self.slot_mut(key)?;
         let (last, pd) = match slot.mkey.as_ref()? {
@@ -156,8 +156,8 @@ impl Mkeys {
         Ok(Region { key: rkey, va, len, address, rights: Access(rights) })
     }
 
-    /// Whether a SEND to queue `qpn` may close the key: a type-2 window that the queue has bound. No region may be closed so:
-    /// those of `ibv_reg_mr` are made without that right.
+    /// Whether a SEND to queue `qpn` may close the key: a type-2 window that the queue has bound. Regions
+    /// never: those of `ibv_reg_mr` are made without that right.
     pub(super) fn may_invalidate(&self, rkey: u32, qpn: u32) -> bool {
         let open = |window: &Window| window.key == rkey && window.bound.is_some_and(|b| b.qpn == Some(qpn));
         self.window(rkey).is_some_and(open)
@@ -195,8 +195,8 @@ impl Mkeys {
         }
     }
 
-    /// Does what a WQE of queue `qpn` in domain `pd` wants of a window. Returns the key that the window had until then, with which
-    /// nothing is answered any more. Error: why it is refused; nothing is changed.
+    /// Performs a UMR of queue `qpn` in domain `pd` on a window. Returns the window's previous key, which
+    /// answers nothing any more. Error: why it is refused; nothing is changed.
     pub(super) fn change_window(&mut self, pd: u32, qpn: u32, umr: &UmrRequest) -> Result<u32, String> {
         let (key, kind) = (umr.key, umr.kind);
         let window = self.window(key).copied();
@@ -233,8 +233,8 @@ impl Mkeys {
         Ok(window.key)
     }
 
-    /// Closes a window. What was asked for through it and is not answered is refused. `owner` does so itself; another queue than that
-    /// has nothing of a window that `owner` bound, and loses the key with [`Mkeys::poll_revoked`] otherwise.
+    /// Closes a window: unanswered requests through it are refused. `owner` does so itself if it bound the
+    /// window; otherwise all queues lose the key by [`Mkeys::poll_revoked`].
     pub(super) fn close(&mut self, key: u32, owner: Option<u32>) {
         let Some(key) = self.window(key).map(|window| window.key) else { return };
         let Some(bound) = self.unbind(key) else { return };

@@ -1,8 +1,8 @@
-//! What kind of card the NIC says it is: PCI identity, capabilities, ports and GIDs of ConnectX-5, 6, 6 Dx and 7.
+//! The emulated card: PCI identity, capabilities, ports and GIDs of ConnectX-5, 6, 6 Dx and 7.
 //!
-//! Identities are those of `pci.ids` and of `ibv_devinfo` on the cards; a limit reported here is enforced by the command
-//! that it bounds. What this NIC does not do (multicast, type-2A windows) is reported as 0, not as
-//! the card's number. The only difference in behaviour between models is in these tables.
+//! Identities are those of `pci.ids` and of `ibv_devinfo` on the cards; a limit reported here is enforced by
+//! the command that it bounds. What this NIC does not do (multicast, type-2A windows) is reported as 0, not
+//! as the card's number. The only difference in behaviour between models is in these tables.
 
 use roce::wire::gid_of;
 
@@ -28,7 +28,7 @@ pub struct Identity {
 }
 
 impl Model {
-    /// Firmware version as the 64-bit number of `ib_uverbs_query_device_resp`: major, minor and sub-minor in 32, 16, 16 bits.
+    /// Firmware version, 64 bits as in `ib_uverbs_query_device_resp`: major 32, minor 16, sub-minor 16.
     pub fn firmware_number(self) -> u64 {
         let mut parts = self.identity().firmware.split('.').map(|p| p.parse::<u64>().unwrap_or(0));
         let mut next = || parts.next().unwrap_or(0);
@@ -69,8 +69,8 @@ defaults! {
         /// Send blocks or receive entries of one QP.
         max_qp_wr: u32 = 32768,
         /// `IBV_DEVICE_*` bits.
-        // BAD_PKEY_CNTR, BAD_QKEY_CNTR, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, MEM_WINDOW, MEM_MGT_EXTENSIONS
-        // (invalidation, local and with a SEND), MEM_WINDOW_TYPE_2B.
+        // BAD_PKEY_CNTR, BAD_QKEY_CNTR, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, MEM_WINDOW,
+        // MEM_MGT_EXTENSIONS (invalidation, local and with a SEND), MEM_WINDOW_TYPE_2B.
         device_cap_flags: u32 = 1 << 1 | 1 << 2 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 21 | 1 << 24,
         /// Scatter/gather entries of a request.
         max_sge: u32 = 30,
@@ -130,8 +130,8 @@ pub struct GidEntry {
     pub kind: GidKind,
 }
 
-/// One port of a device, with what `mlx5_N` shows of both. The same in every process of a fabric: two processes that open
-/// `mlx5_0` share a card. The NIC's ports stand in one row, those of `mlx5_0` first; a port's place there is its number in the NIC.
+/// One port of a device, with what `mlx5_N` shows of both. The same in every process of a fabric: `mlx5_0` is
+/// one card to all. A port's place in the NIC's row, `mlx5_0`'s first, is its number in the NIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConfig {
     /// Which device it is a port of: N of `mlx5_N`.
@@ -161,8 +161,8 @@ impl DeviceConfig {
         (0..config.all_ports()).map(|place| DeviceConfig::new(config, place)).collect()
     }
 
-    /// The port at `place` under this configuration: LID `place + 1`, MAC ending in `place + 1`, the `place`-th address after the
-    /// configured one. A device's GUID is that of its first port. GID order is that of a card: the link-local GID as RoCE v1 and v2, then the IPv4 address as both, then the IPv6 address.
+    /// The port at `place`: MAC ending in `place + 1`, InfiniBand's LID; the `place`-th addresses after the
+    /// first. GUID: its device's first port's. RoCE GIDs as on cards, v1 and v2 each: link-local, IPv4, IPv6.
     pub fn new(config: &NicConfig, place: u8) -> DeviceConfig {
         let number = place.wrapping_add(1);
         let mac = [0x0c, 0x42, 0xa1, 0x03, 0x00, number];

@@ -1,6 +1,6 @@
 //! Memory regions: what one covers, and whether an access through it is allowed.
 //!
-//! Regions are checked as IBTA vol. 1 §10.6 says: protection domain, bounds by the region's own address (`iova`), rights.
+//! Regions are checked as in IBTA vol. 1 §10.6: protection domain, bounds by the region's `iova`, rights.
 
 use roce::{Access, RegionError};
 
@@ -15,7 +15,7 @@ mod access {
     pub const OPTIONAL: u32 = 0x3ff0_0000;
     /// They need capabilities that this NIC does not report: on-demand paging, and the two kinds of flush.
     pub const UNSUPPORTED: u32 = Access::ON_DEMAND.0 | 1 << 8 | 1 << 9;
-    /// What this NIC knows. Of huge pages it takes the hint; where addresses count from 0, `iova` already says it.
+    /// Supported bits. Huge pages are a hint; where addresses count from 0, `iova` already says so.
     pub const KNOWN: u32 = Access::LOCAL_WRITE.0
         | super::REMOTE.0
         | Access::MW_BIND.0
@@ -56,7 +56,7 @@ pub struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// A region without a key yet, in protection domain `pd`, checked as the kernel and the card do before any table is touched.
+    /// A region of domain `pd`, without a key yet, checked as kernel and card do before any table is touched.
     pub(super) fn register<M: Memory>(memory: &M, pd: u32, request: &RegMr) -> Answer<MemoryRegion> {
         let RegMr { start, length, iova, access, .. } = *request;
         check_access(access)?;
@@ -73,7 +73,7 @@ impl MemoryRegion {
         Ok(MemoryRegion { key: 0, pd, start, length, iova, access })
     }
 
-    /// The region as a re-registration that changes what `flags` say leaves it, in protection domain `pd`, under the same key.
+    /// The region after a re-registration of what `flags` name, in protection domain `pd`, with the same key.
     pub(super) fn reregister<M: Memory>(
         &self,
         memory: &M,

@@ -1,8 +1,8 @@
 //! The NIC of one process: all its devices, contexts and objects, driven by one thread at a time.
 //!
-//! Commands come from the ABI ([`crate::commands`]); [`Nic::poll`] is one round of the device's own work. Time is an
-//! argument. Everything that programs hand over by address goes through [`Memory`], and errors are values: a guest cannot
-//! crash the NIC (INV-13).
+//! Commands come from the ABI ([`crate::commands`]); [`Nic::poll`] is one round of the device's own work.
+//! Time is an argument. Everything that programs pass by address goes through [`Memory`], and errors are
+//! values: a guest cannot crash the NIC (INV-13).
 
 use roce::Now;
 
@@ -20,7 +20,7 @@ use crate::carrier::Carrier;
 use crate::config::{NicConfig, NicConfigError};
 use crate::memory::Memory;
 
-/// Arrivals taken in one round: acknowledgements leave at its end, and a sender with a short queue waits for them.
+/// Arrivals taken in one round: acknowledgements leave at its end, and senders with short queues need them.
 const ARRIVALS: usize = 32;
 
 /// Changes that are kept in words, for the line of counters; all of them count.
@@ -86,7 +86,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         Ok(nic)
     }
 
-    /// From now on completions of long messages are stamped by this clock, and not with the time at which their round began.
+    /// From now on this clock stamps completions of long messages, not the time at which their round began.
     pub fn stamp_by(&mut self, clock: impl Fn() -> Now + Send + 'static) {
         self.core.host.clock = Box::new(clock);
     }
@@ -129,8 +129,8 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
 
     // What `softnic ctl` asks for.
 
-    /// Takes a port of a device, by its number, down, or up again; the contexts of the device get the event. Nothing happens when it
-    /// is so already. The error is a sentence.
+    /// Takes a port of a device, by its number, down or up; the device's contexts get the event. Nothing
+    /// happens if it is so already. The error is a sentence.
     pub fn set_link(&mut self, device: usize, port: u8, up: bool) -> Result<(), String> {
         let place = self.core.ports.place(device, port)?;
         if self.impairment.is_down(place) != up {
@@ -148,7 +148,7 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         Ok(())
     }
 
-    /// What was changed so far, in the words of `softnic ctl`: 64 changes at most, while `ctl_changes` counts all.
+    /// The first changes, in the words of `softnic ctl`: 64 at most, while `ctl_changes` counts all.
     pub fn changes(&self) -> &[String] {
         &self.changes
     }
@@ -187,12 +187,12 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         on_carrier!(self, |core, link, qps| core.poll(link, qps, now, ARRIVALS))
     }
 
-    /// One of the last rounds: no acknowledgement waits for a message that its program would send. Returns how much was done.
+    /// One of the last rounds: no acknowledgement waits for its program's message. Returns how much was done.
     pub fn poll_last(&mut self, now: Now) -> usize {
         on_carrier!(self, |core, link, qps| core.acknowledge_all(link, qps, None)) + self.poll(now)
     }
 
-    /// Whether some queue waits for time to pass (a time-out, an RNR wait, a rate): rest for microseconds only.
+    /// Whether a queue waits for time to pass (a time-out, an RNR wait, a rate): sleep microseconds only.
     pub fn is_waiting(&self) -> bool {
         let schedule = &self.core.schedule;
         let waits = !schedule.hot.list.is_empty() || !schedule.replying.list.is_empty();

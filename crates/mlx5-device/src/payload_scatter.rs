@@ -10,8 +10,8 @@ use crate::memory::{Fault, Order, Segment, Segments};
 
 /// The scatter list in use, and the order in which bytes become visible.
 ///
-/// A WRITE's payload is stored in increasing addresses, unless it is relaxed: a program may poll its last word. The payload of a
-/// SEND and of a READ's answer is stored in any order: only their CQE says that it is there.
+/// A WRITE's payload is stored in increasing addresses, unless relaxed: a program may poll its last word.
+/// Payloads of SENDs and READ answers are stored in any order: only their CQE announces them.
 #[derive(Debug)]
 pub(super) struct PayloadScatter {
     /// Of the present message.

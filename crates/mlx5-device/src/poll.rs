@@ -36,8 +36,8 @@ impl<M: Memory> Core<M> {
         while let Some(event) = link.poll_event() {
             self.host.log_line(&event);
         }
-        // Replies before new requests, as a card's acknowledgement goes before what its program sends next. Where the kernel has no
-        // room for all, the first one gets what there is: each in turn.
+        // Replies before new requests, as a card's acknowledgement precedes its program's next message. Where
+        // the kernel has no room for both, they take turns to be first.
         if link.has_packets_waiting() && self.schedule.round & 1 == 1 {
             work += self.poll_hot(link, qps);
             work += self.send_replies(link, qps);
@@ -56,8 +56,8 @@ impl<M: Memory> Core<M> {
         work
     }
 
-    /// A message that was rung for leaves before the kernel is asked what has come: that takes half as long as to send it, and a
-    /// program that answers what came a moment ago has little to expect. But not twice in a row.
+    /// A rung message leaves before the kernel is asked for arrivals. Asking takes half as long as sending,
+    /// and a program that has just answered an arrival expects little. But not twice in a row.
     fn asks_the_wire(&mut self, qps: &Qps) -> bool {
         /// Looks at registers that cost nothing beside a call to the kernel.
         const FEW: usize = 4;
@@ -264,9 +264,9 @@ impl<M: Memory> Core<M> {
     }
 }
 
-/// What it owes goes first: a message must not overtake the acknowledgement of the one that it answers, not even while the
-/// channel back to a new peer is being opened. But requester and responder of a queue are independent: READ answers, which
-/// may be long, keep no message waiting. On the wire both are polled in every round.
+/// What it owes goes first: a message must not overtake the acknowledgement of the one it answers, even while
+/// the channel to a new peer is being opened. But requester and responder of a queue are independent: READ
+/// answers, which may be long, delay no message. On the wire every round polls both.
 fn owes_acknowledgement(qp: &Qp) -> bool {
     let owes_a_read = || qp.responses.responder.as_ref().is_some_and(Responder::owes_a_read);
     qp.sched.replying && qp.path.way.route().is_none() && !owes_a_read()

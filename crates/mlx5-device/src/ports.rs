@@ -61,7 +61,7 @@ impl Ports {
         wanted.map(|before| self.first(device) + usize::from(before)).ok_or_else(missing)
     }
 
-    /// The way from the port at this place to a queue at an address, and the path as the queue's peer sees it.
+    /// The way from the port at this place to a queue at an address, and the path as its peer sees it.
     pub(super) fn way_to(&self, port: usize, vector: &AddressVector, qpn: u32) -> (Way, PathAddress) {
         let device = &self.configs[port];
         let source = device.gids.get(usize::from(vector.sgid_index)).or(device.gids.first());

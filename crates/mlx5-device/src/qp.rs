@@ -80,7 +80,7 @@ pub(super) struct Responses {
     pub not_before: Now,
     /// On the wire: when the last acknowledgement, or the first of those that it covers, became due.
     pub ack_due: Now,
-    /// Its program's answers follow soon on what arrives: an acknowledgement may wait for one, and leave with it.
+    /// Its program soon answers what arrives: an acknowledgement may wait and leave with an answer.
     pub converses: bool,
 }
 
@@ -181,7 +181,7 @@ impl Qp {
         }
         attributes.sq_draining =
             self.state == QpState::Sqd && !self.sq.requester.as_ref().is_none_or(Requester::is_idle);
-        // As `mlx5_ib_query_qp`: the receive queue is what its ring holds. Of the send queue libmlx5 knows more itself.
+        // As `mlx5_ib_query_qp`: the receive queue is what its ring holds. libmlx5 knows the send queue.
         let Ring { entries, shift, .. } = self.rq.ring;
         let entry = if entries == 0 { 0 } else { (1_usize << shift) - self.rq.header };
         let cap = QpCap { max_recv_wr: entries, max_recv_sge: (entry / 16) as u32, ..self.cap };
@@ -198,7 +198,7 @@ impl Qp {
         self.path.way = Way::Nowhere;
     }
 
-    /// Whether a packet is of the queue's peer: in shared memory each names its sender, on a wire the addresses were compared.
+    /// Whether a packet is of the queue's peer: in shared memory by QPN, on a wire addresses were compared.
     pub(super) fn is_from_peer(&self, packet: &Packet, inbound: &impl Inbound) -> bool {
         self.service == ServiceType::Ud
             || packet.deth.src_qpn == self.attributes.dest_qpn
@@ -272,8 +272,8 @@ pub(super) fn check_queues<M: Memory>(memory: &M, request: &CreateQp, limits: &C
     memory.probe(record, 8, false).map_err(&fault)
 }
 
-/// Sizes up to which payload goes into the CQE: responder CQEs of a queue that asks for it, and requester CQEs when every
-/// request is signalled or the queue asks for that too (`configure_requester_scat_cqe` of the mlx5 kernel driver).
+/// Sizes up to which payload goes into the CQE: a responder's if the queue asks for it, a requester's if it
+/// also signals all or asks for that (mlx5 kernel driver: `configure_requester_scat_cqe`).
 fn scatter_limits(request: &CreateQp, [send_cqe_size, recv_cqe_size]: [usize; 2]) -> [usize; 2] {
     let asked = |bit| request.mlx5_flags & bit != 0;
     let limit = |cqe_size: usize| if cqe_size == 128 { 64 } else { 32 };

@@ -1,6 +1,6 @@
 //! Commands that create, modify and destroy a queue pair.
 //!
-//! The table of moves and attributes is `roce::qp_state`; values are checked here as the driver and the card do.
+//! The table of moves and attributes is `roce::qp_state`; values are checked here as driver and card do.
 
 use roce::qp_state::{AttrMask, QpState, check_modify};
 use roce::{Access, Psn, Requester, RequesterConfig, Responder, ResponderConfig, SendWindow, ServiceType};
@@ -22,7 +22,7 @@ use crate::memory::Memory;
 /// Packets that a responder answers with one acknowledgement at most, unless asked.
 const ACK_EVERY: u32 = 32;
 
-/// Bytes that a queue on the wire sends ahead of acknowledgements at most: what the socket buffer of an ordinary user holds.
+/// Most bytes that a queue on the wire sends unacknowledged: an ordinary user's socket buffer.
 const SENT_AHEAD: u32 = 256 << 10;
 
 /// Messages that a queue has under way at most; what lies behind them waits in the ring.
@@ -46,7 +46,7 @@ impl<M: Memory> Core<M> {
         let cqs = [send_cq, contexts.find(id, ObjectKind::Cq, request.recv_cq)?];
         let srq = request.srq.map(|handle| contexts.find(id, ObjectKind::Srq, handle)).transpose()?;
         let srq = srq.and_then(|place| Some((place, self.srqs.table.get(place)?.pd)));
-        // As `set_rq_size` of the driver: a QP with a shared queue has none of its own, whatever the command says.
+        // As `set_rq_size` of the driver: a QP with a shared queue has no own one, whatever was asked.
         let request = &if srq.is_some() { request.without_receive_queue() } else { *request };
         check_queues(&self.host.memory, request, &self.capabilities)?;
         let page = self.uars.find(id, request.uar_page)?;
@@ -63,7 +63,7 @@ impl<M: Memory> Core<M> {
         Ok((place, CreatedQp { handle: 0, qpn, cap }))
     }
 
-    /// Removes a QP from its table, the schedule, its UAR page, and the counts of its CQs and SRQ. `None`: there is no such QP.
+    /// Removes a QP from table, schedule, UAR page, and the counts of its CQs and SRQ. `None`: no such QP.
     pub(super) fn destroy_qp(&mut self, qps: &mut Qps, place: u32) -> Option<Box<Qp>> {
         let page = qps.get(place)?.sq.doorbell.page;
         // What it rang last must not look like a doorbell without a queue later.
@@ -89,7 +89,7 @@ impl<M: Memory> Core<M> {
         let (from, to) = check_move(&self.ports, &self.capabilities, qp, request)?;
         if to == QpState::Reset {
             let page = qp.sq.doorbell.page;
-            // A register write from before, which was not looked at yet, must not count for what is posted afterwards.
+            // An earlier register write, not yet taken, must not count for what is posted afterwards.
             self.poll_page(qps, page);
         }
         let qp = qps.get_mut(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
@@ -285,9 +285,9 @@ fn requester_config(qp: &Qp) -> RequesterConfig {
     }
 }
 
-/// Ack time-out code that the transport gets. A NIC that is a thread may lose its core for some milliseconds between taking
-/// a request and answering it; codes below 4.2 ms would then end healthy connections. Cards have a floor as well. On a wire
-/// packets are lost, and a program that asks for a short time-out wants them sent again soon.
+/// Ack time-out code of the transport. A NIC's thread may lose its core for some milliseconds between request
+/// and answer; codes below 4.2 ms would then end healthy connections. Cards have a floor too. A wire loses
+/// packets, and a program with a short time-out wants them sent again soon.
 fn patient(route: Option<Route>, timeout: u8) -> u8 {
     if timeout == 0 || route.is_some() { timeout } else { timeout.max(LEAST_TIMEOUT) }
 }

@@ -1,7 +1,7 @@
 //! QP numbers: their layout, and which of a process are in use.
 
-// A QPN is 7 bits of process, 3 bits of device, 14 bits of index. The device is in it so that the sender can tell whether
-// the address it was given leads to the QP it was given, as a switch and a port would.
+// A QPN is 7 bits of process, 3 bits of device, 14 bits of index. By the device bits the sender can tell
+// whether its address leads to its QP, as a switch and a port would.
 const INDEX_BITS: u32 = 14;
 const DEVICE_BITS: u32 = 3;
 const FIRST_INDEX: u32 = 0x40;
@@ -64,7 +64,7 @@ impl Numbers {
         self.devices[device_of(qpn)].places.get(index_of(qpn))?.checked_sub(1)
     }
 
-    /// Gives a number to a new QP; numbers come back as late as possible. `None`: the device has `limit` QPs, or all are in use.
+    /// A number for a new QP; numbers return as late as possible. `None`: `limit` or all numbers are used.
     pub(super) fn take(&mut self, device: usize, limit: u32, place: u32) -> Option<u32> {
         let Indices { places, next, used } = &mut self.devices[device];
         if *used >= limit.min(MAX_QP) {

@@ -22,9 +22,9 @@ enum WatchFor {
     Anything,
 }
 
-/// What the background walk looks at of an idle queue: sixteen bytes, those of all queues side by side. A queue pair takes a few
-/// hundred bytes in a place of its own; thousands of them, looked at one by one every half a millisecond, would be fetched from memory
-/// each time. As of when its queue was made or cooled; a hot queue is looked at anyway, so its entry may be out of date.
+/// What the background walk reads of an idle queue: sixteen bytes, side by side for all queues. Queue pairs,
+/// of some hundred bytes each, would be fetched from memory if thousands were read every half a millisecond.
+/// Set when its queue is made or cools; a hot queue is looked at anyway, so its entry may be out of date.
 #[derive(Debug, Clone, Copy, Default)]
 struct Watch {
     record: u64,
@@ -72,7 +72,7 @@ impl Qps {
         Qps { numbers: Numbers::new(slot), table: Table::default(), watches: Vec::new() }
     }
 
-    /// Puts a QP into a place, with a number of its device. `None`: the device has `limit` QPs, or all numbers are in use.
+    /// Puts a QP into a place, with a number. `None`: the device has `limit` QPs, or all numbers are in use.
     pub(super) fn insert(&mut self, limit: u32, mut qp: Qp) -> Option<&Qp> {
         let place = self.table.next();
         qp.qpn = self.numbers.take(qp.path.device, limit, place)?;
@@ -149,9 +149,9 @@ impl Qps {
         }
     }
 
-    /// A key opens nothing any more, and no queue touches what it opened. What was sent before lies in a ring. A request that is
-    /// not sent whole, or must be sent again, ends with a local protection error; a READ that is not answered whole with a remote
-    /// access error (IBTA vol. 1 §9.9.2, §9.9.3).
+    /// A key opens nothing any more, and no queue touches what it opened. What was sent before is in a ring.
+    /// A request not sent whole, or to be sent again, ends with a local protection error. A READ not answered
+    /// whole ends with a remote access error (IBTA vol. 1 §9.9.2, §9.9.3).
     #[cold]
     pub(super) fn revoke(&mut self, key: u32) {
         for qp in self.iter_mut() {

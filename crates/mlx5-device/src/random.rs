@@ -1,5 +1,5 @@
-//! Numbers by seed, for losses on demand and for what must differ but need not be secret: splitmix64 (Steele et al. 2014; public
-//! domain by S. Vigna).
+//! Numbers by seed, for injected losses and what must differ but need not be secret: splitmix64 (Steele et
+//! al. 2014; public domain by S. Vigna).
 
 /// The next number of the sequence that `state` stands in.
 pub fn draw(state: &mut u64) -> u64 {

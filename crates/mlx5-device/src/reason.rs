@@ -1,4 +1,4 @@
-//! Why something failed, in one line: which check, on which value, and what would help. Made only where an error is.
+//! Why something failed, in one line: which check, on which value, and the remedy. Made only at an error.
 
 use std::fmt;
 

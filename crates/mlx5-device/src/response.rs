@@ -34,8 +34,8 @@ impl<M: Memory> Core<M> {
                 qp.sq.fail(ticket, Status::LocalProtection);
             }
         }
-        // At once: CQEs and events come in the order of arrival, so a message that follows its acknowledgement is seen after
-        // the send it answers (`ib_send_lat -e` takes the next event of a shared channel for its send's).
+        // At once: CQEs and events keep the order of arrival; a message after its acknowledgement is seen
+        // after the send it answers. `ib_send_lat -e` takes a shared channel's next event for its send's.
         self.drain_completions(qp);
         self.schedule.heat(&mut qp.sched, self.host.now);
     }

@@ -1,4 +1,4 @@
-//! A ring of work queue entries in a program's memory, and the word of its record that counts what was posted.
+//! A ring of work queue entries in a program's memory, and its record's word that counts the posts.
 
 use mlx5_layout::doorbell::counter_of;
 

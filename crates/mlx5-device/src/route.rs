@@ -1,4 +1,4 @@
-//! Which way a message takes: through shared memory to a process of this fabric, in packets to an address, or nowhere.
+//! A message's way: shared memory to a process of this fabric, packets to an address, or none.
 
 use core::net::IpAddr;
 

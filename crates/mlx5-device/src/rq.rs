@@ -1,8 +1,8 @@
 //! Receive queue: reads receive WQEs, once each, and scatters payload into what they name.
 //!
-//! There is no doorbell: the record alone says how many are posted, and it is looked at when a message needs a receive.
-//! Keys are checked when bytes go through them, so that an entry that no message reaches is no error. What a queue takes from a shared
-//! receive queue (`srq.rs`) ends up in the same list of pointers. Left out: striding queues.
+//! There is no doorbell: only the record says how many are posted, read when a message needs a receive. Keys
+//! are checked when bytes go through them: an entry that no message reaches is no error. Receives from a
+//! shared receive queue (`srq.rs`) end up in the same pointer list. Left out: striding queues.
 
 use mlx5_layout::RecvWqe;
 use mlx5_layout::send_wqe::DataPointer;
@@ -32,8 +32,8 @@ pub(super) struct ReceiveQueue {
     pub pd: u32,
     /// Entries consumed, 16-bit running counter.
     pub taken: u16,
-    /// What the record said last. It is read again when all of that is consumed: the driver writes it for every receive,
-    /// and a line that two cores take from each other for every message costs more than the message.
+    /// What the record said last. It is read again when that is consumed: the driver writes it per receive,
+    /// and a line that moves between two cores per message costs more than the message.
     pub posted: u16,
     /// Bytes before the first pointer of an entry: 16 in queues with signatures.
     pub header: usize,
@@ -61,7 +61,7 @@ impl ReceiveQueue {
         }
         let bytes = (1usize << self.ring.shift).min(MAX_ENTRY_BYTES);
         let at = self.ring.entry(self.taken);
-        // Most entries have one to four pointers, and zeroes for the largest would cost as much as all else here.
+        // Most entries have one to four pointers; zeroes for the largest would cost as much as all else here.
         let capacity = if bytes <= SMALL_ENTRY_BYTES {
             self.read_entry(memory, at, &mut [0; SMALL_ENTRY_BYTES][..bytes])
         } else {
@@ -90,8 +90,8 @@ impl ReceiveQueue {
         capacity
     }
 
-    /// Application addresses of `len` bytes from `offset` of the receive in use, into `out`. Error: a key, a bound or a right
-    /// that does not allow it.
+    /// Application addresses of `len` bytes from `offset` of the receive in use, into `out`. Error: the key,
+    /// bound or right that forbids it.
     pub(super) fn scatter(
         &self,
         mkeys: &Mkeys,

@@ -1,7 +1,7 @@
 //! The order of queues: active ones are looked at in every poll, all others in the background.
 //!
-//! A thousand open queues must not slow down the one that works, and must still be looked at within a millisecond. So the
-//! background walk is paced by time: each poll looks at as many as it takes to come round once in [`ROUND_NS`].
+//! A thousand open queues must not slow down the active one, but must be looked at within a millisecond. So
+//! time paces the background walk: each poll looks at as many as complete one round in [`ROUND_NS`].
 
 use std::ops::Range;
 
@@ -152,7 +152,7 @@ impl Schedule {
         self.replying.list.retain(|p| *p != place);
     }
 
-    /// Whether the walks in the background move on now: every [`STEP_NS`], so that a busy NIC's polls are free of them.
+    /// Whether background walks move on now: every [`STEP_NS`], so that most polls of a busy NIC skip them.
     pub(super) fn background_is_due(&mut self, now: Now) -> bool {
         if now < self.next_step {
             return false;

@@ -1,7 +1,7 @@
 //! The requester's side of a QP: from the send queue to the carrier, and from replies to completions.
 //!
-//! In each step of a queue: time-outs, then new WQEs within a budget, then what the transport lets go, then completions in the
-//! order of posting.
+//! In each step of a queue: time-outs, new WQEs within a budget, what the transport releases, then
+//! completions in posting order.
 
 use roce::{Completion, Fragment, Opcode, PacketTransmit, Position, ServiceType, Status, Ticket};
 
@@ -26,7 +26,7 @@ const MAX_OUTSTANDING: usize = 256;
 /// Time-outs in a row that wait because replies of the peer are there and not read.
 const MAX_ANSWER_HOLDS: u8 = 4;
 
-/// Packets of one queue sent over the wire in one poll, so that what arrives is looked at in between, and several queues' find room.
+/// Packets of a queue sent over the wire in one poll: leaves time for arrivals and room for other queues.
 pub(super) const PACKETS_AT_ONCE: usize = 32;
 
 impl<M: Memory> Core<M> {
@@ -78,7 +78,7 @@ impl<M: Memory> Core<M> {
             (Some(peer), Some(position)) => !link.consumed(peer, position),
             _ => false,
         };
-        // A reply of the peer that waits behind a round's budget may be the one; but not time after time: others' replies
+        // The reply may be one that waits behind a round's budget. But not time after time: others' replies
         // must not keep a queue waiting for ever.
         let answers_wait = qp.sq.progress.answer_holds < MAX_ANSWER_HOLDS
             && qp.path.way.peer().is_some_and(|peer| link.replies_wait(peer));
@@ -234,7 +234,7 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// Ends the NOPs in front of the message that has just completed, or, if none has, of the first that has not: but those that
+    /// Ends the NOPs before the message that just completed or, if none has, before the oldest. NOPs that
     /// nothing follows are not flushed here. Returns how many.
     #[cold]
     fn finish_nops(&mut self, qp: &mut Qp, completed: Option<Ticket>) -> usize {

@@ -29,7 +29,7 @@ impl<'de> serde::Deserialize<'de> for Span {
 /// Units, the longest first, in ns.
 const UNITS: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
 
-/// Longest span that is read, ns: far above anything asked for here, far below what sums of it could overflow.
+/// Longest span that is read, ns: far above anything asked for, far below an overflow of sums.
 const LONGEST_NS: f64 = 1e15;
 
 impl FromStr for Span {

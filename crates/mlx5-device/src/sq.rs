@@ -128,8 +128,8 @@ impl SendRequest {
 }
 
 impl GatherList {
-    /// Keeps inline bytes. They stay where they are until the request is reused, since a WQE cannot have more than there is
-    /// room for.
+    /// Keeps inline bytes. They do not move until the request is reused: there is room for all that a WQE can
+    /// have.
     #[inline(never)]
     pub(super) fn keep(&mut self, bytes: &[u8]) -> Segment {
         let start = self.inline.len();
@@ -285,8 +285,8 @@ impl SendQueue {
         to.wrapping_sub(self.fetched)
     }
 
-    /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns how many it
-    /// has; at most `available` are read.
+    /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow.
+    /// Reads at most `available`; returns how many it has.
     pub(super) fn copy_out<M: Memory>(
         &self,
         memory: &M,

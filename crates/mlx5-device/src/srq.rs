@@ -1,11 +1,11 @@
-//! Shared receive queues: one list of receives that several QPs take from, and the commands that make, arm and destroy it.
+//! Shared receive queues: a list of receives for several QPs, and the commands that make, arm and destroy it.
 //!
-//! The ring is a list linked by the driver (`mlx5_layout::srq_wqe`); the NIC follows the links from entry 0 and compares the
-//! count of posts in the record with what it took. Limits and errnos as `mlx5_ib_create_srq` and `mlx5_ib_modify_srq`. Keys are
-//! those of the queue's own protection domain (IBTA vol. 1 §10.2.9). The limit event comes once an arming, at once when fewer
-//! are posted already. A link or a record that leads out of the ring, or a ring that is gone, is the end of the queue: an event,
-//! and its QPs in error.
-//! Left out: XRC and tag matching queues, signatures, the limit given at creation (the mlx5 driver ignores it too).
+//! The ring is a list linked by the driver (`mlx5_layout::srq_wqe`). The NIC follows the links from entry 0
+//! and compares the record's count of posts with what it took. Limits and errnos as `mlx5_ib_create_srq` and
+//! `mlx5_ib_modify_srq`. Keys are those of the queue's own protection domain (IBTA vol. 1 §10.2.9). The limit
+//! event comes once per arming, at once when fewer are posted already. A link or record that leads out of the
+//! ring, or an unmapped ring, ends the queue: an event, and its QPs in error.
+//! Left out: XRC and tag matching, signatures, the limit at creation (the mlx5 driver ignores it too).
 
 use mlx5_layout::SrqWqe;
 use mlx5_layout::send_wqe::DataPointer;
@@ -59,7 +59,7 @@ pub(super) struct Srq {
 impl Srq {
     /// Takes the next receive; its pointers go into `pointers`. `None`: nothing is posted.
     pub(super) fn take<M: Memory>(&mut self, memory: &M, pointers: &mut Vec<DataPointer>) -> Option<Receive> {
-        // Armed, the count must be that of now; else it is read when what was known is used up, as a receive queue's is.
+        // Armed, the count must be current; else it is read when the known receives are used up.
         if self.failed.is_some() || ((self.taken == self.posted || self.limit > 0) && self.count(memory) == 0)
         {
             return None;
@@ -197,7 +197,7 @@ impl Srqs {
         Ok(QueriedSrq { max_wr: srq.ring.entries - 1, max_sge: srq.max_sge, limit: srq.limit })
     }
 
-    /// Destroys an SRQ; returns its protection domain, and how many asynchronous events of it the program has read.
+    /// Destroys an SRQ; returns its protection domain, and how many of its events the program has read.
     pub(super) fn destroy<M>(
         &mut self,
         host: &mut HostInterface<M>,

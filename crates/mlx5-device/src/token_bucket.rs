@@ -1,16 +1,16 @@
-//! Holds a port to a link rate, or a NIC to so many messages a second: token buckets. Pure; the caller brings the time.
+//! Token buckets: hold a port to a link rate, or a NIC to a message rate. Pure; the caller brings the time.
 
 use roce::Now;
 
-/// Burst that a bucket holds: what a rate of 100 Gbit/s sends in five microseconds, so that a NIC that looks less often
-/// than every message still reaches its rate.
+/// Burst of a bucket: what 100 Gbit/s sends in five microseconds. So a NIC that looks less often than every
+/// message still reaches its rate.
 pub const BURST_BYTES: u64 = 64 * 1024;
 
-/// The same for a rate of messages: what it sends in this time, ns, which is how long a NIC that waits sleeps.
+/// Burst of a message rate: what it sends in this time, ns, the sleep of a waiting NIC.
 const BURST_NS: f64 = 50_000.0;
 
-/// A token bucket. Messages may overdraw it: a message is sent whole once the bucket is not empty, and the debt is
-/// waited for afterwards, so that the average is exact for every message size.
+/// A token bucket. Messages may overdraw it: a message is sent whole once the bucket is not empty. The debt
+/// delays the next, so that the average is exact for every message size.
 #[derive(Debug, Clone)]
 pub struct TokenBucket {
     /// Bytes or messages per second; none: unlimited.

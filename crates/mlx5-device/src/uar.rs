@@ -1,4 +1,4 @@
-//! UAR pages: the registers that a program rings, the queues that ring them, and whether those do it as a card demands.
+//! UAR pages: the registers that a program rings, the queues that ring them, and whether as a card demands.
 
 use mlx5_layout::doorbell::Doorbell;
 
@@ -16,8 +16,8 @@ use super::table::Table;
 use crate::config::DoorbellOrder;
 use crate::memory::{Memory, Registers};
 
-/// Register offsets of a page, with the register's number: two registers of two halves each (`MLX5_BF_OFFSET`, bf_reg_size
-/// 512). libmlx5 rings the halves in turn.
+/// Register offsets of a page, with the register's number: two registers of two halves each
+/// (`MLX5_BF_OFFSET`, bf_reg_size 512). libmlx5 rings the halves in turn.
 const REGISTERS: [(u8, usize); 4] = [(0, 0x800), (0, 0x900), (1, 0xa00), (1, 0xb00)];
 
 /// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_*`.
@@ -38,7 +38,7 @@ struct Uar {
     queues: Vec<u32>,
     /// Those of them that were seen to ring, and which register each rings.
     rang: Vec<(u32, u8)>,
-    /// The last register write on this page named a queue that is not on it, and no violation was blamed on it yet.
+    /// The page's last register write named a queue not on it, and no violation was blamed on it yet.
     stray: bool,
     /// Poll in which the registers were looked at last.
     polled: u64,
@@ -101,8 +101,8 @@ impl Uars {
         Ok(())
     }
 
-    /// The page that a queue is to ring. A context with pages of its own (`tot_bfregs` 0) has no static registers: the mlx5
-    /// driver's `alloc_bfreg` and `bfregn_to_uar_index` say EINVAL there, and libmlx5 names a page for every queue.
+    /// The page that a queue is to ring. A context with its own pages (`tot_bfregs` 0) has no static
+    /// registers: mlx5's `alloc_bfreg` and `bfregn_to_uar_index` say EINVAL; libmlx5 always names a page.
     pub(super) fn find(&self, id: ContextId, named: Option<u32>) -> Answer<u32> {
         let none = || refusal!(EINVAL, "QP without a UAR page: there are no static registers");
         let page = named.ok_or_else(none)?;
@@ -141,8 +141,8 @@ impl Uars {
         self.table.get(page).is_some_and(Uar::is_rung)
     }
 
-    /// Whether a page has something to take that was not looked for in this round; the round has looked then. `busy`: messages of its
-    /// queue are outstanding, and soon after something was found there nothing is looked for.
+    /// Whether a page has something to take, by one look a round. `busy`: messages of its queue are
+    /// outstanding; then no look comes within [`LOOK_NS`] of one that found something.
     pub(super) fn is_rung_now(&mut self, page: u32, round: u64, now: Now, busy: bool) -> bool {
         let rests = |uar: &Uar| busy && now.0.saturating_sub(uar.rung.0) < LOOK_NS;
         let Some(uar) = self.table.get_mut(page).filter(|uar| uar.polled != round && !rests(uar)) else {
@@ -213,8 +213,8 @@ impl Uars {
         }
     }
 
-    /// Notes which register the queue rings. Two queues on one register cannot be checked: true when it is new that this one is there,
-    /// beside others.
+    /// Notes which register the queue rings. Two queues on one register cannot be checked: true if this queue
+    /// has newly joined others there.
     fn learn<M>(&mut self, host: &mut HostInterface<M>, qp: &mut Qp, register: u8) -> bool {
         let known = qp.sq.doorbell.register.is_some();
         let moved = known && qp.sq.doorbell.register != Some(register);
@@ -246,7 +246,7 @@ impl Uars {
         has_sharers
     }
 
-    /// The doorbells of this queue cannot be checked. It is counted once, and the first is a line: programs have dozens of them.
+    /// The doorbells of this queue cannot be checked: counted once; only the first of dozens is logged.
     fn share<M>(&self, host: &mut HostInterface<M>, qp: &mut Qp) {
         qp.sq.doorbell.unchecked = true;
         if !self.strict || std::mem::replace(&mut qp.sq.doorbell.noted, true) {
@@ -292,8 +292,8 @@ impl Uars {
         host.explain(About::Qp(qp.qpn, None), STALLED, why);
     }
 
-    /// A lost write can only have been hidden by another queue's on the same register: if this queue's register is known, or
-    /// no other queue on the page was ever seen to ring, nothing was hidden.
+    /// Only another queue's write on the same register can hide one. If this queue's register is known, or no
+    /// other queue on the page was seen to ring, nothing was hidden.
     fn is_provable(&self, qp: &Qp) -> bool {
         let Some(uar) = self.table.get(qp.sq.doorbell.page) else { return false };
         qp.sq.doorbell.register.is_some() || uar.rang.iter().all(|(place, _)| *place == qp.sched.place)

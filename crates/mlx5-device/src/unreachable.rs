@@ -1,7 +1,7 @@
 //! Reasons for unreachable peers, of which a program otherwise learns «retry exceeded» and nothing else.
 //!
-//! A NIC knows the peer's address, its QPN and that no answer came. The line names them, and the fabric of this NIC, so that both ends
-//! can be compared.
+//! A NIC knows the peer's address, its QPN and that no answer came. The line names them and this NIC's
+//! fabric, so that both ends can be compared.
 
 use core::net::Ipv6Addr;
 

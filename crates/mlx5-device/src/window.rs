@@ -1,16 +1,16 @@
-//! Memory windows: keys that open a piece of a region to peers, bound and closed by the send queue or by a peer's SEND.
+//! Memory windows: keys that open a piece of a region to peers, bound and closed by WQEs or by a peer's SEND.
 //!
-//! IBTA vol. 1 §10.6 (memory windows, types 1 and 2B); what libmlx5 posts for `IBV_WR_BIND_MW`, `ibv_bind_mw` and
-//! `IBV_WR_LOCAL_INV` is one UMR WQE (`mlx5_layout::umr`). A type-1 window opens to every queue of its protection domain and
-//! may be bound anew at any time; a type-2 window opens to the queue that bound it, and must be closed before it is bound
-//! again. A UMR names its key by the index: Linux's fast registration names a free key by the last byte that it is to have, and
-//! libmlx5 by the one that the program wrote down last, so that a card cannot compare that byte.
+//! IBTA vol. 1 §10.6 (memory windows, types 1 and 2B); what libmlx5 posts for `IBV_WR_BIND_MW`, `ibv_bind_mw`
+//! and `IBV_WR_LOCAL_INV` is one UMR WQE (`mlx5_layout::umr`). A type-1 window opens to every queue of its
+//! protection domain and may be rebound at any time. A type-2 window opens to the queue that bound it, and
+//! must be closed before a rebind. A UMR names its key by the index. A card cannot compare the last byte:
+//! Linux's fast registration gives the one the key is to have, libmlx5 the one last written.
 //!
-//! A UMR is performed when its WQE would be handed over. What is posted behind it finds it done; with a fence, READs and atomics
-//! before it complete first. What is refused completes with `IBV_WC_MW_BIND_ERR`, and the queue is in
-//! error; a WQE that is no bind, unbind or invalidation at all is a local QP operation error.
-//! Left out: keys of `mlx5dv_create_mkey`, lists of several pieces, windows on windows. A queue that goes leaves its windows
-//! closed; one that is reset, or in error, keeps them.
+//! A UMR is performed when its WQE would be handed over. Later WQEs find it done; with a fence, earlier READs
+//! and atomics complete first. A refused one completes with `IBV_WC_MW_BIND_ERR`, and the queue is in error.
+//! A WQE that is no bind, unbind or invalidation at all is a local QP operation error.
+//! Left out: keys of `mlx5dv_create_mkey`, lists of several pieces, windows on windows. A destroyed queue
+//! leaves its windows closed; one that is reset, or in error, keeps them.
 
 use mlx5_layout::send_wqe::SendWqe;
 use mlx5_layout::umr::{ANY_QPN, KeyContext, Klm, Umr, change, flag, right};
@@ -68,8 +68,8 @@ impl WindowKind {
 }
 
 impl Window {
-    /// The application's address of `va`, and the rights, when a peer may use `len` bytes from there so, through queue `qpn` of domain
-    /// `pd`.
+    /// The application's address of `va`, and the rights, if a peer may access `len` bytes there so, through
+    /// queue `qpn` of domain `pd`.
     pub(super) fn translate(
         &self,
         pd: u32,
@@ -136,7 +136,7 @@ impl UmrRequest {
         Ok(UmrRequest { key: u32::from_be_bytes(wqe.control().immediate), kind, tag: context.tag, opens })
     }
 
-    /// The piece of a region that a bind of queue `qpn` in domain `pd` names, when the region may be opened so.
+    /// The piece of a region that a bind of queue `qpn` in domain `pd` names, if it may be opened so.
     pub(super) fn piece(
         &self,
         (context, klm): &(KeyContext, Klm),

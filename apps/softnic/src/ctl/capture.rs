@@ -60,8 +60,8 @@ pub fn run(options: &Capture) -> Result<()> {
     Ok(())
 }
 
-/// Writes whole blocks, so that the file can be read whenever we are stopped. Statistics come as a sign of life too; those
-/// are written that say something new, and the last ones.
+/// Writes whole blocks, so that the file is readable whenever the capture stops. Of the statistics blocks, a
+/// sign of life too, it writes those with a new drop count and the last.
 fn write(blocks: &mut Blocks, out: &mut impl Write) -> Result<Tally> {
     let (mut tally, mut bytes, mut last) = (Tally::default(), Vec::new(), Vec::new());
     while let Some((kind, block)) = blocks.next_block()? {

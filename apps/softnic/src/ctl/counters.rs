@@ -25,7 +25,7 @@ pub struct Show {
     /// One JSON object for each NIC, with every counter, also those that are 0; with --watch one each time.
     #[arg(long)]
     json: bool,
-    /// Print again every so many seconds, 0.01 to 3600, below a blank line. With a PID until the process ends, with --all until Ctrl-C.
+    /// Repeat every SECONDS, 0.01 to 3600, below a blank line; a PID until it ends, --all until Ctrl-C.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     watch: Option<Duration>,
 }

@@ -38,7 +38,7 @@ pub struct Set {
     /// Process whose NIC is changed.
     #[arg(value_name = "PID")]
     pid: u32,
-    /// Probability, 0 to 1, that a packet that leaves is lost; in shared memory a message, however long, stands for a packet.
+    /// Probability, 0 to 1, that a packet sent is lost; in shared memory a whole message counts as a packet.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     loss: Option<f64>,
     /// Probability, 0 to 1, that up to three later packets arrive before a packet; shared memory keeps its order.
@@ -47,7 +47,7 @@ pub struct Set {
     /// Seed of both: with the same seed the same traffic from the same address loses the same packets.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// One-way delay of what this NIC sends, 0 to 1s, for example 250us; 0: none. Messages in flight keep their time.
+    /// One-way delay of what this NIC sends, 0 (none) to 1s, as 250us. Messages in flight keep their time.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     delay: Option<Span>,
     /// Shape to this rate, Gbit/s of wire bytes, 0.001 to 1000, or `none`.

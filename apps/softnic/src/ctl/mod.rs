@@ -28,7 +28,7 @@ pub struct Ctl {
 enum Action {
     /// The processes that have a NIC: fabric, slot, pid, devices, ports and open QPs.
     List(list::List),
-    /// The counters of a NIC since it started, named as in the --stats line, then those of each port, where there are several.
+    /// The counters of a NIC since it started, named as in the --stats line, and of each port if several.
     Counters(counters::Show),
     /// Why commands, connections, queues and work requests failed, the last hundred.
     Explain(explain::Explain),

@@ -1,5 +1,5 @@
-//! Hooks on descriptors: close and duplicate, the verbs ioctl, the connection manager's write, the mapping of device pages, the
-//! netlink socket.
+//! Hooks on descriptors: close, duplicate, the verbs ioctl, the connection manager's write, the mapping of
+//! device pages, the netlink socket.
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
@@ -29,7 +29,7 @@ fn forget_as(fd: c_int, was: Entry) {
     }
 }
 
-/// Runs a call that replaces `new` by a duplicate of `old`; what `new` was is forgotten only when the call did it.
+/// Runs a call that replaces `new` by a duplicate of `old`; a failed call leaves the entry of `new`.
 fn replace(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if old == new {
         return call();
@@ -91,8 +91,8 @@ hooks!(dup3 => (old: c_int, new: c_int, flags: c_int) -> c_int {
     replace(old, new, || int(unsafe { syscall!(SYS_dup3, old, new, flags) }))
 });
 
-// The third argument is a number or a pointer; either is one register. Not a raw system call: libc translates F_GETOWN and the
-// lock commands.
+// The third argument is a number or a pointer; either is one register. Not a raw system call: libc translates
+// F_GETOWN and the lock commands.
 hooks!(fcntl, fcntl64 => (fd: c_int, command: c_int, argument: *mut c_void) -> c_int, next; {
     // SAFETY: the program's own arguments.
     let result = unsafe { next(fd, command, argument) };
@@ -115,12 +115,12 @@ hooks!(ioctl => (fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
 });
 
 unsafe extern "C-unwind" {
-    /// glibc's own name for its `write`, which is not ours: a point where a thread may be cancelled, and found by the loader, so
-    /// that a signal handler may come here first.
+    /// glibc's name for its own `write`, a cancellation point. The loader resolves it, since a signal handler
+    /// may be the first caller.
     fn __write(fd: c_int, bytes: *const c_void, len: usize) -> isize;
 }
 
-/// Cancelling a thread unwinds through this frame, so it holds nothing that is to be dropped, and says that it can be unwound.
+/// Cancelling a thread unwinds through this frame: it holds nothing to drop, and its ABI allows unwinding.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
     if let Entry::Manager(_) = table::get(fd)

@@ -13,7 +13,7 @@ use super::virtual_tree::virtual_tree;
 /// What a `DIR *` of ours points to.
 #[repr(C)]
 struct Listing {
-    /// [`OURS`]. A stream of the C library's begins with its descriptor (`struct __dirstream`), which is never negative.
+    /// [`OURS`]. A C library stream (`struct __dirstream`) begins with its descriptor, never negative.
     mark: c_int,
     fd: c_int,
     entries: Vec<libc::dirent>,

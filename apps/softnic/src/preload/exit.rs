@@ -1,4 +1,4 @@
-//! The end of the program: normal exit runs the destructors of this library, `_exit` comes here directly. The latter is allowed
+//! The end of the program: normal exit runs this library's destructors, `_exit` is hooked. `_exit` is allowed
 //! in signal handlers, so there the NIC's thread does all that takes a lock or memory.
 //!
 //! A program that ends by a signal reports nothing.

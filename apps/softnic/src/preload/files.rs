@@ -31,8 +31,8 @@ unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: lib
     answer(directory, path, follow, kernel, |_, node| open_node(node, flags))
 }
 
-/// Opens a node: a file is a memfd with its content, a directory a memfd that only we understand, a device the memfd
-/// of its pages.
+/// Opens a node: a file is a memfd with its content, a directory a memfd that only we understand. A device is
+/// the memfd of its pages.
 fn open_node(node: &Node, flags: c_int) -> Result<c_int, c_int> {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     let close_on_exec = flags & libc::O_CLOEXEC != 0;
@@ -151,7 +151,7 @@ unsafe fn put<T>(answer: T, room: *mut T) -> Result<c_int, c_int> {
     Ok(0)
 }
 
-/// Attributes of a descriptor that is a directory or a device of ours: the kernel would speak of a file, or a pipe.
+/// Attributes of our directory or device behind a descriptor: the kernel would report a file or a pipe.
 fn attributes_of(fd: c_int) -> Option<Attributes> {
     if table::get(fd) == Entry::Foreign {
         return None;
@@ -189,8 +189,8 @@ unsafe fn stat_fd(fd: c_int, out: *mut libc::stat) -> c_int {
     }
 }
 
-// `struct stat` and `struct stat64` are one on x86-64, and so are all these names. Those that begin with underscores are
-// called by binaries built against a C library before 2.33, with a version in front.
+// `struct stat` and `struct stat64` are one on x86-64, and so are all these names. Binaries built against a C
+// library before 2.33 call those with underscores, which take a version first.
 
 calls! {
     stat, stat64 => (path: *const c_char, out: *mut libc::stat) -> c_int: stat_at(libc::AT_FDCWD, path, out, 0);
@@ -245,7 +245,7 @@ fn access_node(node: &Node, mode: c_int) -> Result<c_int, c_int> {
 }
 
 hooks!(faccessat => (at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, next; {
-    // SAFETY: the program's own arguments, or a path of ours; libc knows how to ask with flags on old kernels.
+    // SAFETY: the program's own arguments, or a path of ours; libc implements the flags on old kernels.
     let kernel = |at, path| unsafe { next(at, path, mode, flags) };
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     answer(at, path, follow, kernel, |_, node| access_node(node, mode))

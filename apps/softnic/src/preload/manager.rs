@@ -65,11 +65,11 @@ pub fn write(number: u32, fd: c_int, address: u64, len: usize) -> isize {
             return Ok(call.written);
         }
         errno(call.check_get_event())?;
-        // As in a kernel, an open file lives as long as a call is in it: another thread may close its last descriptor meanwhile.
+        // As in a kernel, a call keeps its open file alive: another thread may close its last descriptor.
         nic::retain(Entry::Manager(number));
         let _open = Release(Entry::Manager(number));
         loop {
-            // The event's byte: the kernel waits, or does not, as the program told its descriptor, and signals come through.
+            // The event's byte: the kernel blocks, or not, as the descriptor says; signals come through.
             let mut byte = 0_u8;
             // SAFETY: room for the one byte that is asked for.
             match unsafe { syscall!(SYS_read, fd, &raw mut byte, 1) } {

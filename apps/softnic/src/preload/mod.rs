@@ -1,4 +1,4 @@
-//! The interposer: the C library's names in front of it, for paths and descriptors that are the emulated device's.
+//! The interposer: replaces libc functions for paths and descriptors that are the emulated device's.
 
 mod descriptors;
 mod directories;

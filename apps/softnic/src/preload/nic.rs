@@ -17,7 +17,7 @@ use super::stats;
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
 
-/// One process's NIC with its open files. A fork child leaves its parent's as it is: the thread that may hold its locks is gone.
+/// A process's NIC with its open files. A fork child never uses its parent's: a lock's holder may be gone.
 pub struct Nic {
     /// The process that made it; a child that shares the memory (vfork, clone) must not use it.
     pid: i32,
@@ -25,8 +25,8 @@ pub struct Nic {
     generation: u32,
     /// Server, device, link and thread.
     pub process: Process,
-    /// Each open file, of devices and of the connection manager, by what names it, and how many descriptors do. What a command works
-    /// on is empty for the latter, which are the manager's own.
+    /// Each open file, of devices and of the connection manager, by its entry, with its number of
+    /// descriptors. The [`OpenFile`] of a connection manager's file is empty: the manager keeps its own.
     files: Mutex<BTreeMap<Entry, (u32, Shared)>>,
     next: AtomicU32,
 }
@@ -44,8 +44,8 @@ pub fn get() -> Option<&'static Nic> {
     pumped().filter(|nic| nic.pid == raw::pid())
 }
 
-/// The NIC for the pump, which runs at every empty poll: without asking the kernel for the process number. A fork child has none, and
-/// a vfork child polls nothing.
+/// The NIC for the pump, which runs at every empty poll: needs no system call for the process number. A fork
+/// child has none, and a vfork child does not poll.
 pub fn pumped() -> Option<&'static Nic> {
     // SAFETY: a NIC is never freed once it stands in the pointer.
     unsafe { NIC.load(Ordering::Acquire).as_ref() }.filter(|nic| nic.generation == fork_generation())
@@ -80,8 +80,8 @@ fn make() -> Result<&'static Nic, c_int> {
     Ok(nic)
 }
 
-/// Runs something of the NIC; a panic in it is an I/O error to the program, and never unwinds into C. `errno` is left as it
-/// was, as by a system call that succeeds: libraries set it, clean up, and then return. A cancelled thread ends behind it.
+/// Runs NIC code; a panic in it is an I/O error to the program, and never unwinds into C. `errno` stays, as
+/// after a successful system call: libraries set it, clean up, then return. A cancelled thread ends after it.
 pub fn guarded<T>(run: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
     let _keep = (raw::KeepErrno::new(), raw::Uncancelled::new());
     catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(libc::EIO))
@@ -93,7 +93,7 @@ impl Nic {
         files.get(&Entry::Command(number)).map(|(_, file)| file.clone()).ok_or(libc::EIO)
     }
 
-    /// The program gets this descriptor of a new open file, unless it is too high to be ours: then it is closed.
+    /// Gives the program this descriptor of a new open file; closes it if it is too high for the table.
     pub fn give(&self, fd: c_int, entry: Entry, file: OpenFile) -> Result<c_int, c_int> {
         locked(&self.files).insert(entry, (1, Shared::new(file.into())));
         if table::set(fd, entry) {
@@ -105,8 +105,8 @@ impl Nic {
     }
 }
 
-/// Opens device `index`. The descriptor is one of the file that holds the device's pages, so that closing, duplicating and
-/// mapping it stay the kernel's: also where the program makes the system call by itself.
+/// Opens device `index`. The descriptor duplicates that of the device's pages, so that closing, duplicating
+/// and mapping stay the kernel's, also by the program's raw system calls.
 pub fn open(index: u8, flags: c_int) -> c_int {
     if flags & libc::O_PATH != 0 {
         let kept = libc::O_PATH | libc::O_CLOEXEC;
@@ -213,7 +213,7 @@ pub fn mmap(
             }
             error.errno
         })?;
-        // The kernel takes no private or executable mapping of device pages, and no writable one of the clock.
+        // The kernel refuses private and executable mappings of device pages, and writable ones of the clock.
         if flags & libc::MAP_SHARED == 0 || protection & libc::PROT_EXEC != 0 {
             return Err(libc::EINVAL);
         }
@@ -241,7 +241,7 @@ pub fn unmapped(errno: c_int) -> *mut c_void {
     libc::MAP_FAILED
 }
 
-/// Whether the port of device `index` is down. A program that opened no device has no NIC, and its ports are up.
+/// Whether the port of device `index` is down. Without an open device there is no NIC, and ports are up.
 pub fn port_is_down(index: u8) -> bool {
     let asked = |nic: &Nic| guarded(|| Ok(nic.process.command(|server| server.port_is_down(index))));
     get().is_some_and(|nic| asked(nic).unwrap_or(false))

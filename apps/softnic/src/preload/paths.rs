@@ -9,8 +9,8 @@ use super::raw::{Failure, fail};
 use super::table::{self, Entry};
 use super::virtual_tree::virtual_tree;
 
-/// Answers a call about a path: `kernel` does, from a directory, what leads out of the tree, `ours` what is about a node, which it gets
-/// with its own resolved path. `follow`: also when the path ends in a link.
+/// Answers a call about a path. `kernel` takes, from a directory, a path that leads out of the tree; `ours`
+/// takes a node with its resolved path. `follow`: also when the path ends in a link.
 pub fn answer<T: Failure>(
     directory: c_int,
     path: *const c_char,

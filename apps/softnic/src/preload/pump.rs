@@ -1,9 +1,9 @@
-//! The pump: runs the NIC from inside the program's own `ibv_poll_cq` too. Off unless the configuration says so.
+//! The pump: also runs the NIC inside the program's own `ibv_poll_cq`. Off unless configured.
 //!
-//! Two programs that poll on two cores leave none for two NIC threads; then a message waits for a scheduler tick. With the
-//! pump, a poll that finds nothing lets the NIC work on the program's own time and polls again. The unmodified libmlx5
-//! stays in charge of the rings: only the pointer in `ibv_context.ops`, which `ibv_poll_cq` calls through, is replaced.
-//! The time spent counts as the NIC's (`pump_ns` in the stats).
+//! Two programs that poll on two cores leave none for two NIC threads; then a message waits for a scheduler
+//! tick. With the pump, an empty poll runs the NIC on the program's own time and polls again. The unmodified
+//! libmlx5 keeps the rings: only the pointer in `ibv_context.ops`, which `ibv_poll_cq` calls through, is
+//! replaced. The time spent counts as the NIC's (`pump_ns` in the stats).
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -12,8 +12,8 @@ use super::nic;
 use super::raw::{NextFunction, Uncancelled, fail, hooks};
 use super::virtual_tree::virtual_tree;
 
-/// Offset of `ops.poll_cq` in `struct ibv_context` (`infiniband/verbs.h`, rdma-core 39 to 64): after the device pointer,
-/// the twelfth of the operations.
+/// Offset of `ops.poll_cq` in `struct ibv_context` (`infiniband/verbs.h`, rdma-core 39 to 64): after the
+/// device pointer, the twelfth of the operations.
 const POLL_CQ: usize = 8 + 11 * 8;
 
 type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int;
@@ -22,7 +22,7 @@ type OpenDevice = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 /// libmlx5's own function: one for all its contexts.
 static POLL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The real function. RTLD_NEXT does not see a libibverbs that was loaded by `dlopen(RTLD_LOCAL)`, as under Python.
+/// The real function. RTLD_NEXT misses a libibverbs loaded by `dlopen(RTLD_LOCAL)`, as under Python.
 fn open_device() -> Option<OpenDevice> {
     static NEXT: NextFunction = NextFunction::new("ibv_open_device\0");
     let mut found = NEXT.get();

@@ -1,4 +1,4 @@
-//! System calls without libc's wrappers, which are what this library replaces; and libc's own functions, found behind it.
+//! System calls without libc's wrappers, which this library replaces; and libc's own functions behind it.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -56,8 +56,8 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// Puts the end of a cancelled thread off. A verb is no point where a thread may be cancelled, while the NIC sleeps and reads in it
-/// (pthreads(7)); and what unwinds a cancelled thread cannot pass through a hook.
+/// Defers the cancellation of a thread. A verb is no cancellation point (pthreads(7)), but the NIC in it
+/// sleeps and reads. The unwinding of a cancelled thread cannot pass a hook.
 pub struct Uncancelled(c_int);
 
 impl Uncancelled {
@@ -128,7 +128,7 @@ pub fn memfd(name: &CStr, close_on_exec: bool) -> c_int {
 /// Sets both times of a file; false when the kernel refuses.
 pub fn set_time(fd: c_int, seconds: i64, nanoseconds: i64) -> bool {
     let times = [libc::timespec { tv_sec: seconds, tv_nsec: nanoseconds }; 2];
-    // SAFETY: a null path means the descriptor itself; the kernel reads the times, which live through the call.
+    // SAFETY: a null path means the descriptor itself; the kernel reads the times, which outlive the call.
     unsafe { syscall!(SYS_utimensat, fd, std::ptr::null::<c_char>(), times.as_ptr(), 0) == 0 }
 }
 
@@ -138,8 +138,8 @@ pub fn pid() -> i32 {
     unsafe { syscall!(SYS_getpid) as i32 }
 }
 
-/// Functions of which a library keeps an older one for old programs, and the version that programs are linked with today: before 2.36
-/// without a version glibc gives the older one behind RTLD_NEXT (its bug 14932).
+/// Functions with an older version for old programs, and the version that programs link today. Before 2.36,
+/// RTLD_NEXT without a version finds the older one (glibc bug 14932).
 const VERSIONS: [(&CStr, &CStr); 2] = [(c"realpath", c"GLIBC_2.3"), (c"ibv_open_device", c"IBVERBS_1.1")];
 
 /// A function behind this library's, looked up once.
@@ -178,8 +178,8 @@ impl NextFunction {
     }
 }
 
-/// Exports one hook under each of the names that the C library has for it. `next` names the C library's own function for the body;
-/// where there is none the hook fails with `ENOSYS`.
+/// Exports one hook under each of its names in the C library. `next` is the C library's own function for the
+/// body; where there is none the hook fails with `ENOSYS`.
 macro_rules! hooks {
     ($($name:ident),+ => $arguments:tt -> $result:ty $body:block) => {$(
         #[allow(non_snake_case)]

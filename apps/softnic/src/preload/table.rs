@@ -1,8 +1,8 @@
 //! Which descriptors of the program are ours: one word a descriptor, read by every hook, without a lock.
 //!
-//! A descriptor may leave without our seeing it (a raw system call, a `posix_spawn` action), so a hook that uses an
-//! entry asks the kernel whether the descriptor still is what it was: a command file is a memfd of a size that no other has, a
-//! directory one with a time that no other has, and a file of the connection manager is a pipe.
+//! A descriptor may leave unseen (a raw system call, a `posix_spawn` action), so a hook asks the kernel
+//! whether its entry still holds. A command file is a memfd of a unique size, a directory one of a unique
+//! time. A file of the connection manager is a pipe.
 
 use std::ffi::c_int;
 use std::sync::Once;
@@ -15,8 +15,8 @@ use super::raw;
 /// Descriptors above are never ours: opening a device there fails with EMFILE.
 pub const LIMIT: usize = 1 << 16;
 
-/// Seconds of the modification time of a memfd that stands for a directory, in a year that no file is of; the nanoseconds are
-/// the directory's number. Not its size, which the process's limit of file sizes (RLIMIT_FSIZE) bounds.
+/// Modification time, in seconds, of a memfd that stands for a directory, in a year of no real file; the
+/// nanoseconds are the directory's number. Not its size, which RLIMIT_FSIZE bounds.
 const DIRECTORY_TIME: i64 = 0x0050_f71c_0000;
 const MAX_NUMBER: u32 = (1 << 24) - 1;
 
@@ -24,8 +24,8 @@ static ENTRIES: [AtomicU32; LIMIT] = [const { AtomicU32::new(0) }; LIMIT];
 /// One past the highest descriptor that was ever ours.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
-/// The process whose descriptors the table is about, 0 before the first entry. A vfork child shares the table and must not
-/// store in it.
+/// The process whose descriptors the table describes, 0 before the first entry. A vfork child shares the
+/// table and must not store in it.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 static AT_FORK: ForgetInChild = ForgetInChild::new(forked);
 
@@ -151,7 +151,7 @@ pub fn range(first: u32, last: u32) -> impl Iterator<Item = c_int> {
     (first..end).map(|fd| fd as c_int).filter(|fd| get(*fd) != Entry::Foreign)
 }
 
-/// Makes a descriptor that stands for a directory. What a kernel needs nothing for is refused with a line, once.
+/// Makes a descriptor that stands for a directory. Logs the first failure, except EMFILE and ENFILE.
 pub fn open_directory(number: u32, close_on_exec: bool) -> c_int {
     let fd = raw::memfd(c"softnic-directory", close_on_exec);
     let marked = fd >= 0 && raw::set_time(fd, DIRECTORY_TIME, i64::from(number));

@@ -15,7 +15,7 @@ pub struct VirtualTree {
     pub tree: Tree,
 }
 
-/// The tree of this process, made once. A configuration that cannot be read gives a line and a machine without devices.
+/// The tree of this process, made once. An unreadable configuration logs a line and shows no devices.
 pub fn virtual_tree() -> &'static VirtualTree {
     static TREE: OnceLock<VirtualTree> = OnceLock::new();
     TREE.get_or_init(|| {

@@ -9,7 +9,7 @@ use crate::fabric::scratch;
 
 /// Compiles `tests/programs/NAME.c`, once for all tests; the error is why it cannot be done on this machine.
 ///
-/// Panics when compiler and headers are there and the program does not compile: that is a fault of the program.
+/// Panics when compiler and headers are there but the program does not compile: the program is at fault.
 pub fn compile(name: &str, arguments: &[&str]) -> Result<PathBuf, String> {
     compile_as(name, name, arguments)
 }

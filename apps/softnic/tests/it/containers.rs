@@ -1,5 +1,5 @@
-//! Two programs as in two containers: network, process and mount namespaces of their own, no capability, and the configuration that
-//! `packaging/container` gives its image.
+//! Two programs as in two containers: network, process and mount namespaces of their own, no capability, and
+//! the configuration that `packaging/container` gives its image.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The line of counters that a process's NIC leaves in the `--stats` file (names: `mlx5-device/src/counters.rs`).
+//! A process's line of NIC counters in the `--stats` file (names: `mlx5-device/src/counters.rs`).
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! `softnic ctl` and programs that run: what it lists, what it counts, which programs it cannot ask, and what it leaves behind.
+//! `softnic ctl` and running programs: what it lists, counts and leaves behind, and which it cannot ask.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

@@ -24,7 +24,7 @@ fn packets(bytes: &[u8]) -> usize {
     blocks(bytes).into_iter().filter(|kind| *kind == BlockKind::Packet).count()
 }
 
-/// A fabric whose programs send packets, and what perftest needs to be told there: the GID with the IPv4 address.
+/// A fabric whose programs send packets, and perftest's options there: the GID with the IPv4 address.
 fn on_the_wire() -> (Fabric, [&'static str; 2]) {
     (Fabric::new(Layer::Roce).with_options(&["--path", "wire"]), ["-x", "3"])
 }
@@ -67,7 +67,7 @@ fn so_many_packets_are_captured_of_a_program_that_runs_and_one_at_a_time_looks_o
 #[test]
 fn a_capture_goes_on_to_the_last_packet_of_a_program_that_ends() {
     measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
-    // With the delay, answers to what the client asked twice leave later than the end of a program waits for anything else.
+    // With the delay, answers to repeated requests leave later than any other wait of an ending program.
     for (name, delay, rounds) in [("to-the-end", None, 500), ("to-the-late-end", Some("300ms"), 3)] {
         let (fabric, _) = on_the_wire();
         let file = scratch("capture").join(format!("{name}.pcapng"));

@@ -169,7 +169,7 @@ fn a_rate_is_kept_by_the_bytes_and_messages_that_were_counted_and_lifted_again()
     let fabric = Fabric::new(Layer::Roce);
     let pair = busy(&fabric, &["ib_write_bw", "-F", "-D", "8", "-s", "65536"]);
     let pid = pid_of(&pair.client);
-    // What is counted between two looks takes the time between them at most; a burst and a message may come on top.
+    // Traffic between two looks takes at most the time between them; a burst and a message may be on top.
     for (option, rate, counter, most_per_s, on_top) in [
         ("--rate-gbps", "0.1", "wire_bytes_sent", 0.1e9 / 8.0, 64.0 * 1024.0 + 80_000.0),
         ("--messages-per-second", "100", "messages_sent", 100.0, 2.0),

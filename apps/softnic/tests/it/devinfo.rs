@@ -1,4 +1,4 @@
-//! `ibv_devices` and `ibv_devinfo -v`: discovery, the limits and GIDs that a program sees, and which libmlx5 answered.
+//! `ibv_devices` and `ibv_devinfo -v`: discovery, limits and GIDs for programs, and the libmlx5 used.
 
 use std::process::Command;
 use std::time::Duration;
@@ -96,7 +96,7 @@ const LIMITS: [(&str, &str); 22] = [
 fn ibv_devinfo_tells_model_and_link_layer() {
     measure::need!(find("ibv_devinfo"), "ibverbs-utils");
     let installed = measure::need!(distribution_libmlx5(), "ibverbs-providers");
-    // PCI device ids of the models: `libibverbs/../providers/mlx5/mlx5.c`, `mlx5_hca_table`. Speeds by IBTA's names: EDR, HDR, NDR.
+    // PCI device ids: `mlx5_hca_table` in rdma-core's `providers/mlx5/mlx5.c`. Speeds (IBTA): EDR, HDR, NDR.
     for (model, device_id, firmware, board, speed, max_pd) in [
         ("cx5", 0x1017, "16.35.1012", "MT_0000000008", "25.0 Gbps (32)", "16777216"),
         ("cx6", 0x101b, "20.35.1012", "MT_0000000223", "50.0 Gbps (64)", "8388608"),

@@ -1,4 +1,4 @@
-//! `ibv_reg_dmabuf_mr` of the distribution's libibverbs: refusals everywhere, a real dma-buf where the kernel exports some.
+//! `ibv_reg_dmabuf_mr` of the distribution: refusals, and a real dma-buf where the kernel exports some.
 
 use std::path::Path;
 

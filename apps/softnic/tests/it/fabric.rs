@@ -52,7 +52,7 @@ pub fn launcher() -> PathBuf {
     BUILT.get_or_init(built).clone()
 }
 
-/// Builds the interposing library next to the launcher: for tests, cargo builds what can be linked, and this cannot.
+/// Builds the interposing library next to the launcher: cargo builds no cdylib for integration tests.
 fn build_library() -> PathBuf {
     cargo(&["build", "--package", "softnic", "--lib"]);
     env!("CARGO_BIN_EXE_softnic").into()
@@ -156,7 +156,7 @@ impl Fabric {
         self
     }
 
-    /// The same with every program, launcher included, started as the user `nobody`; the error is why that cannot be.
+    /// The same with launcher and programs started as the user `nobody`; the error is why it cannot be.
     pub fn for_nobody(mut self) -> Result<Self, String> {
         let mine = fs::metadata("/proc/self").map_err(|error| format!("/proc/self: {error}"))?.uid();
         if mine != 0 {
@@ -181,7 +181,7 @@ impl Fabric {
         self.options.windows(2).any(|pair| pair == ["--path", "wire"])
     }
 
-    /// The option that gives a NIC on the wire an address that no other test has, where it would take one that others take too.
+    /// The option that gives a NIC on the wire its own address, unless the test chose one or has hosts.
     fn own_address(&self) -> Option<[String; 2]> {
         let is_given = self.hosts.is_some() || self.options.iter().any(|option| option == "--ipv4");
         let own = || self.own.get_or_init(|| Arc::new(Loopback::unused())).address().to_string();
@@ -222,7 +222,7 @@ impl Fabric {
         softnic
             .args(["run", "--link-layer", self.layer.option(), "--fabric", &self.name, "--stats"])
             .arg(&stats);
-        // Where it lies: the folder in PATH has a link to it, and may be in a home that another user cannot enter.
+        // The real path: PATH's folder has a link to it, and may be in a home that another user cannot enter.
         let place = self
             .nobody
             .as_ref()
@@ -280,7 +280,7 @@ impl Fabric {
 
     /// Starts a server, and its client as soon as the server listens on the TCP port.
     ///
-    /// `command` gets `-p PORT`, and the client this host's address besides, as perftest and the pingpongs have it.
+    /// `command` gets `-p PORT`, the client also this host's address, as perftest and the pingpongs do.
     pub fn pair(&self, command: &[&str]) -> Pair {
         self.pair_across(self, command)
     }
@@ -316,7 +316,7 @@ impl Fabric {
         Pair { client: clients.start_on(1, &command), server, libraries }
     }
 
-    /// The GID index that RoCE programs without a choice of their own need: the first RoCE v2 one with an IPv4 address.
+    /// The GID index that RoCE programs must be given: the first RoCE v2 GID with an IPv4 address.
     pub fn gid_index(&self) -> Option<u32> {
         let (output, _) = self.run(&["ibv_devinfo", "-v"]);
         output.lines().find_map(|line| {
@@ -339,7 +339,7 @@ impl Fabric {
     }
 }
 
-/// Launcher and library where every user can reach them, and a folder that every user can write to; removed at the end.
+/// Launcher and library where every user reaches them, in a folder all can write to; removed at the end.
 struct SharedFolder {
     folder: PathBuf,
 }
@@ -419,7 +419,7 @@ impl Pair {
         Self { server, client, libraries }
     }
 
-    /// The same of a server that loads libmlx5 when it has a client, and not before: the NIC's own report has to do.
+    /// The same where the server loads libmlx5 only for a client: the NIC's own report must do.
     pub fn loading_late(self) -> Self {
         Self { libraries: None, ..self }
     }
@@ -542,8 +542,8 @@ pub fn distribution_libmlx5() -> Result<String, String> {
     FOUND.get_or_init(look).clone()
 }
 
-/// One place at the machine's cores. A pair keeps four threads busy; more pairs than fit would measure the scheduler.
-/// There are two at least: most tests wait for time-outs of protocols.
+/// A place on the machine's cores. A pair keeps four threads busy; more pairs than fit would measure the
+/// scheduler. At least two: most tests wait for protocol time-outs.
 struct Turn;
 
 static TURNS: Mutex<usize> = Mutex::new(0);

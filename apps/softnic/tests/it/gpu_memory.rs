@@ -1,8 +1,8 @@
-//! Regions in a GPU's memory: content of every operation, what is refused, and what goes wrong; on a stand-in of CUDA's driver
-//! (`cuda_stand_in.c`) everywhere, and on a GPU where there is one (`gpu_*`).
+//! Regions in a GPU's memory: content of every operation, refusals and failures. On a stand-in of CUDA's
+//! driver (`cuda_stand_in.c`) everywhere, and on a GPU where there is one (`gpu_*`).
 //!
-//! The stand-in shows how messages are led, and what the NIC does when its mover or the driver fails it; nothing of a GPU. What is
-//! run are the same modes of the same program, whose sources travel in this test executable.
+//! The stand-in shows how messages are routed, and what the NIC does when mover or driver fails; nothing of a
+//! GPU. Both run the same modes of one program, whose sources are in this test executable.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -86,7 +86,7 @@ fn on_stand_in(layer: Layer, folder: &Path, words: &str) -> Fabric {
         .with_environment("QUICK", "1")
 }
 
-/// Its threads begin late where many want the cores, and the NIC is to wait for them instead of going the other way.
+/// The mover's threads start late on busy cores: the NIC waits for it, without the copy engine as fallback.
 fn patient(fabric: Fabric) -> Fabric {
     fabric.with_environment("SOFTNIC_GPU", "patient")
 }
@@ -145,7 +145,7 @@ fn where_no_mover_runs_or_it_ends_too_early_or_pages_are_refused_messages_arrive
         ("no-register", "gpu_host_pages", false),
     ] {
         let fabric = on_stand_in(Layer::InfiniBand, &folder, words);
-        // A command that an instance did not take must not be the next one's: that is met only where it is asked every time.
+        // A command left by one mover must not be the next one's: seen only if every message asks it.
         let patiently = ["short-mover", "refused-mover"].contains(&words);
         let fabric = if patiently { patient(fabric) } else { fabric };
         let (said, counters) = fabric.run(&[&program, "one", "-1"]);
@@ -207,8 +207,8 @@ fn a_copy_that_was_given_up_puts_no_byte_where_it_does_not_belong() {
     });
 }
 
-/// The stand-in's driver frees nothing while a kernel runs, and so shows whether the mover is asked to go only where memory was seen
-/// under it. CUDA's own frees while the copy engine copies (`docs/soft-nic.md`): there is no such test on a GPU.
+/// The stand-in's driver frees nothing while a kernel runs: it shows whether the mover goes only where memory
+/// was seen. CUDA frees while the copy engine copies (`docs/gpu-memory.md`): no GPU runs this test.
 #[test]
 fn memory_that_is_freed_at_any_moment_under_its_region_is_an_error_at_most() {
     let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
@@ -325,7 +325,7 @@ fn gpu_programs_go_on_beside_traffic_and_kernels_get_what_they_wait_for() {
         let [commands, late, helped] =
             ["commands", "late", "helped"].map(|name| value(&counters, &format!("gpu_mover_{name}")));
         match mode {
-            // Were it the helpers that nothing starts behind, each of four hundred messages would find the mover late.
+            // If nothing started behind the helpers, all four hundred messages would find the mover late.
             "slots" => assert!(late < 50 && said.contains("SLOTS"), "{late} late: {said}"),
             // Of the 32 pieces of each 1 MiB they take most.
             "speed" => assert!(helped > commands, "{helped} pieces, {commands} commands: {said}"),
@@ -368,7 +368,7 @@ fn for_nccl(direct: bool) -> Fabric {
     .fold(Fabric::new(Layer::InfiniBand), |fabric, (name, value)| fabric.with_environment(name, value))
 }
 
-/// Runs the script to its end and prints what its ranks measured; returns what both NICs counted together, by name.
+/// Runs the script to its end and prints what its ranks measured; returns the sum of both NICs' counters.
 fn both_ranks(
     fabric: Fabric,
     script: &str,
@@ -395,7 +395,7 @@ fn gpu_ranks_of_pytorch_train_with_the_gradients_of_the_whole_batch() {
     assert_eq!(sum("gpu_faults"), 0, "{said}");
 }
 
-/// How long all-reduces take with GPUDirect and without, and with memory of `cuMemCreate`, which is NCCL's default, and of `cudaMalloc`.
+/// Times of all-reduces with and without GPUDirect, and with `cuMemCreate` (NCCL's default) or `cudaMalloc`.
 #[test]
 fn gpu_all_reduces_with_and_without_gpudirect_are_printed() {
     let script = measure::need!(torch_on_a_gpu(), gpu, "python3 with PyTorch and a GPU");

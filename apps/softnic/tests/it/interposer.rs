@@ -1,5 +1,5 @@
-//! The interposing library: what the tree looks like through every call of the C library and through common tools, and
-//! which names the library exports (INV-4).
+//! The interposing library: the tree through every call of the C library and through common tools, and the
+//! names that the library exports (INV-4).
 
 use std::process::Command;
 
@@ -63,7 +63,7 @@ fn python_lists_and_reads_the_tree() {
     );
 }
 
-/// Names of the C library that the interposer takes, `ibv_open_device` for the pump, and what ThreadSanitizer asks.
+/// Names exported: those of the C library, `ibv_open_device` for the pump, and a hook of ThreadSanitizer.
 const EXPORTED: &str = "_Exit __fxstat __fxstat64 __fxstatat __fxstatat64 __lxstat __lxstat64 __open64_2 __open_2 \
     __openat64_2 __openat_2 __readlink_chk __readlinkat_chk __realpath_chk __tsan_default_suppressions \
     __xstat __xstat64 _exit access canonicalize_file_name close close_range closedir closefrom dirfd dup dup2 dup3 eaccess euidaccess faccessat fcntl \

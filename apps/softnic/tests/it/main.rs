@@ -1,7 +1,7 @@
-//! Unmodified programs under `softnic run`: what they print, how they end, and what the NIC counted meanwhile.
+//! Unmodified programs under `softnic run`: their output, exit status, and the NIC's counters.
 //!
-//! Every program is the distribution's, with the distribution's libibverbs and libmlx5. A missing one is a SKIP that is
-//! printed and counted. `SOFTNIC_TEST_FULL=1` runs the whole matrix of programs, types, layers, sizes and options.
+//! Every program, libibverbs and libmlx5 are the distribution's. A missing one is a SKIP, printed and
+//! counted. `SOFTNIC_TEST_FULL=1` runs the whole matrix of programs, types, layers, sizes and options.
 
 mod c_program;
 mod containers;

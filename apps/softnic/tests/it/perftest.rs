@@ -1,10 +1,10 @@
 //! perftest: every program, transport type and link layer, and the options that change how queues are used.
 //!
-//! How many messages a run makes follows from perftest 4.5-0.17 (`src/perftest_resources.c`, `src/*_bw.c`, `src/*_lat.c`):
-//! - Parameters, handshakes between sizes and results travel over TCP ("Data ex. method : Ethernet"): no message of ours.
-//! - There is no warm-up without `--perform_warm_up`, and credits (WRITEs of the receiver) exist on iWARP only.
-//! - `_bw` (`run_iter_bw`): the client posts `-n` requests on each of `-q` queue pairs; the server posts none.
-//! - `_lat` of WRITE and SEND (`run_iter_lat_write`, `run_iter_lat_send`): ping-pong, `-n` requests from each side.
+//! Message counts follow from perftest 4.5-0.17 (`src/perftest_resources.c`, `src/*_bw.c`, `src/*_lat.c`):
+//! - Parameters, handshakes and results travel over TCP ("Data ex. method : Ethernet"), not as messages.
+//! - No warm-up without `--perform_warm_up`; credits (WRITEs of the receiver) exist on iWARP only.
+//! - `_bw` (`run_iter_bw`): the client posts `-n` requests on each of `-q` queue pairs; the server none.
+//! - `_lat` of WRITE and SEND (`run_iter_lat_write`, `run_iter_lat_send`): ping-pong, `-n` from each.
 //! - `_lat` of READ and atomics (`run_iter_lat`): `-n` requests from the client only.
 //! - `-b` (`run_iter_bi`, `duplex`): both sides do what the client does.
 //! - `-a`: once for each size 2^1 … 2^23; UD stops at the MTU, 2^12 here.
@@ -59,7 +59,7 @@ const PROGRAMS: &[Perftest] = &[
     Perftest { name: "ib_atomic_lat", services: &["RC"],             requests: ATOMICS,  both_sides: false, has_size: false },
 ];
 
-/// Message sizes: one that fits in a WQE or no power of two, and one of many packets or, on UD, of one whole packet.
+/// Message sizes: one within a WQE or no power of two, and one of many packets or, on UD, of a whole one.
 const SIZES: [&[u64]; 2] = [&[8, 65536], &[1000, 65536]];
 const SIZES_UD: [&[u64]; 2] = [&[8, 4096], &[1000, 4096]];
 /// Around every boundary: inline limits, the 64-byte block, the MTU, what a message carries itself.
@@ -108,8 +108,8 @@ fn counted(
     expected: Expected,
 ) -> [Counters; 2] {
     let duplex = options.contains(&"-b");
-    // -F: perftest would otherwise complain of a processor whose frequency changes. -u: an ack timeout of a second, not of
-    // 67 ms, so that a NIC that waits that long for a core of a busy machine is not asked again.
+    // -F: perftest would otherwise complain of a changing CPU frequency. -u: an ack timeout of 1 s, not 67
+    // ms: a NIC that waits that long for a core is not asked again.
     // 17 s where nothing is lost on the way: a NIC without a core for a second is no trouble.
     let ack_timeout = if fabric.is_wired() { "18" } else { "22" };
     let mut command = vec![program.name, "-F", "-u", ack_timeout, "-c", service];
@@ -128,12 +128,12 @@ fn counted(
         assert_eq!(responder.executed_bytes(), bytes, "{what}: bytes executed for the {side}");
         let mut trouble = requester.trouble();
         if fabric.is_wired() {
-            // A socket's buffer may overflow while its NIC has no core; what is lost on the way is sent again.
+            // A socket's buffer may overflow while its NIC has no core; lost packets are sent again.
             trouble.retain(|name, _| !REPAIRED.contains(name));
         }
         if options.contains(&"--use-srq") && options.contains(&"-q") {
-            // perftest shares as many receives as one queue pair's messages among all, so a receiver that posts them late finds
-            // RNR NAKs, since the shared queue was empty, and drops what came behind.
+            // perftest shares one queue pair's number of receives among all. A receiver that posts late finds
+            // RNR NAKs, since the shared queue was empty, and drops what follows.
             let late = ["rnr_naks_sent", "rnr_naks_received", "dropped_transport", "retransmissions"];
             trouble.retain(|name, _| !late.contains(name));
         }
@@ -168,10 +168,10 @@ fn every_type(program: &Perftest, layer: Layer) {
     }
 }
 
-/// Every size in one run. By default one type and layer of the programs that measure bandwidth; `full` takes all.
+/// Every size in one run. By default one type and layer of each bandwidth program; `full` takes all.
 ///
-/// A program that measures latency does the same with one message at a time, and calibrates its clock for a fifth of a second
-/// after each size, while the other side polls: by default it takes the smallest size and the largest, in a run each.
+/// A latency program does the same one message at a time, and calibrates its clock for 0.2 s after each size
+/// while its peer polls. By default it takes the smallest and the largest size, a run each.
 fn all_sizes(program: &Perftest) {
     let one = [(*program.services.last().expect("at least one type"), Layer::Roce)];
     let every = || program.services.iter().flat_map(|&service| Layer::BOTH.map(|layer| (service, layer)));
@@ -323,7 +323,7 @@ pub fn run_variant(fabric: &Fabric, &(name, service, options, kind, bytes): &Var
     counted(fabric, program, service, &options, Expected { kind, count, bytes: count * bytes })
 }
 
-/// Runs the rows: over one layer, or over both when the whole matrix was asked for. `look` sees all counters of a run.
+/// Runs the rows over one layer, or in the full matrix over both. `look` sees all counters of a run.
 fn variants(
     rows: &[Variant],
     layer: Layer,
@@ -478,15 +478,15 @@ fn shaping_bounds_what_perftest_measures() {
     let average =
         row.and_then(|row| row.split_whitespace().nth(3)).and_then(|average| average.parse::<f64>().ok());
     let average = average.unwrap_or_else(|| panic!("no result in\n{}", finished.client.output));
-    // The first messages leave before the shaper bites. How close to the rate two programs come depends on what else the
-    // machine does; the shaper's own tests look at that, on a clock of their own.
+    // The first messages leave before the shaper takes effect. How close two programs come to the rate
+    // depends on the machine's load; the shaper's own tests check it, on their own clock.
     assert!(average > 0.0 && average <= 2.05, "{average} Gbit/s of payload at 2 Gbit/s on the wire");
 }
 
 #[test]
 fn programs_on_another_fabric_are_out_of_reach() {
     measure::need!(find("ib_write_bw"), "perftest");
-    // Addresses differ as on cards; with equal ones a QP number alone could name a queue pair on either fabric.
+    // Addresses differ as on cards; with equal ones a QP number could name a queue pair on either fabric.
     let fabric = Fabric::new(Layer::Roce);
     let clients = fabric.neighbour().with_config("ipv4 = \"192.0.2.2\"\n");
     let mut pair = fabric.pair_across(&clients, &["ib_write_bw", "-F", "-n", "200"]);

@@ -1,7 +1,7 @@
-//! `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong` and `ibv_srq_pingpong`, polling, sleeping on events, and checking the data.
+//! `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong`, `ibv_srq_pingpong`: polling, events, data checks.
 //!
-//! Each side sends once an exchange (`libibverbs/examples/*_pingpong.c` of rdma-core 44: the client posts the first, each
-//! posts its next when its own send and the peer's have completed), so `-n 200` makes 200 SENDs each way.
+//! Each side sends once an exchange (`libibverbs/examples/*_pingpong.c` of rdma-core 44): the client first,
+//! then each when its own send and the peer's completed. So `-n 200` makes 200 SENDs each way.
 
 use crate::counters::messages;
 use crate::fabric::{Fabric, Layer, full};
@@ -11,8 +11,8 @@ fn pingpong(program: &str, options: &[&str], layer: Layer) {
     pingpong_on(&Fabric::new(layer), program, options);
 }
 
-/// Sixteen queue pairs and one shared receive queue on each side: `-n` counts receives of the whole side, and what was sent last
-/// may still be under way when a side has enough.
+/// Sixteen queue pairs and one shared receive queue on each side. `-n` counts the receives of a side; its
+/// last sends may be in flight when it has enough.
 fn shared(fabric: &Fabric, options: &[&str]) {
     let gid = fabric.gid_arguments();
     let mut command = vec!["ibv_srq_pingpong", "-n", "200"];
@@ -30,7 +30,7 @@ fn shared(fabric: &Fabric, options: &[&str]) {
         assert_eq!(counters.executed(), received, "{what}: executed by the {name}");
         assert_eq!(counters.posted().keys().collect::<Vec<_>>(), ["send"], "{what}: the {name}");
         let mut trouble = counters.trouble();
-        // Of what was sent last, to a side that has enough and is gone, and the answers to what it sent last itself.
+        // From the last sends, to a side that has left, and from the answers to that side's own last sends.
         let at_the_end = ["dropped_unknown_qp", "dropped_replies", "retransmissions"];
         trouble.retain(|name, _| !at_the_end.contains(name));
         assert!(trouble.is_empty(), "{what}: the {name} had {trouble:?}");

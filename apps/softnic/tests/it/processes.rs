@@ -118,7 +118,7 @@ fn a_program_may_leave_without_closing() {
     }
 }
 
-/// A handler may call nothing but what is safe in one, `_exit` for example; it may stop the program inside the NIC's lock.
+/// A handler may call only async-signal-safe functions, such as `_exit`; it may interrupt a lock's holder.
 #[test]
 fn a_signal_handler_that_leaves_by_exit_ends_the_program_at_once_with_its_counts() {
     let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
@@ -143,8 +143,8 @@ fn a_signal_handler_that_leaves_by_exit_ends_the_program_at_once_with_its_counts
 fn long_pair(fabric: &Fabric, program: &str) -> Pair {
     // A shell that runs the tests in the background ignores SIGINT, and so would its children.
     let mut pair = fabric.pair(&["env", "--default-signal=INT", program, "-F", "-D", "60"]);
-    // Output comes late, since it goes to a file. A client that has used this much of a core is posting: before that it
-    // only waits for the server's answers on a socket.
+    // Output goes to a file and comes late. A client that used this much CPU time is posting; before that it
+    // only waits for the server on a socket.
     let busy = Duration::from_millis(500);
     let posting = within(Duration::from_secs(20), || {
         pair.client.program.exited().is_some() || pair.client.program.processor_time() >= busy
@@ -164,7 +164,7 @@ fn a_killed_server_gives_the_client_an_error_at_once() {
         assert!(ended, "{program}: {}", pair.account());
         let status = pair.client.program.exited().unwrap();
         assert!(!status.success(), "{program}: {}", pair.account());
-        // "transport retry counter exceeded", as from a card whose peer is gone; perftest prints the number 12.
+        // "transport retry counter exceeded", as from a card whose peer is gone; perftest prints 12.
         let ended =
             format!("process {}, which had such QP numbers there, has ended", pair.server.program.pid());
         for words in ["Failed status 12", &ended] {

@@ -1,4 +1,4 @@
-//! The verbs life cycle, and memory windows, through the distribution's pyverbs, which loads libibverbs late and privately (`dlopen`).
+//! The verbs life cycle and memory windows in pyverbs, which loads libibverbs late and privately (`dlopen`).
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -107,8 +107,8 @@ for name in os.listdir(sys.argv[1]):
     Ok(format!("{folder}/run_tests.py"))
 }
 
-/// Runs them all on one NIC. `floor`: tests that pass; the others skip, for what the NIC has not (ODP, XRC, DEVX, raw packets), or
-/// this machine.
+/// Runs them all on one NIC. `floor`: tests that pass; the others skip for what the NIC lacks (ODP, XRC,
+/// DEVX, raw packets) or this machine does.
 fn own_tests_pass(layer: Layer, options: &[&str], arguments: &[&str], floor: u32) {
     static UNPACKED: OnceLock<Result<String, String>> = OnceLock::new();
     let unpacked = UNPACKED.get_or_init(own_tests).clone();

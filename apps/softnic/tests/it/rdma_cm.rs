@@ -1,6 +1,6 @@
-//! The connection manager under unmodified programs: librdmacm and what the distribution ships with it, and perftest's `-R`.
+//! The connection manager under unmodified programs: librdmacm, its tools as distributed, perftest's `-R`.
 //!
-//! A server is ready when its NIC says, under `SOFTNIC_LOG=1`, that it listens: nothing else shows it from outside.
+//! A server is ready when its NIC logs, under `SOFTNIC_LOG=1`, that it listens: no other sign is visible.
 
 use std::time::Duration;
 
@@ -38,9 +38,9 @@ fn server(fabric: &Fabric, command: &[&str]) -> OnNic {
     server
 }
 
-/// What the programs themselves lose when a thread comes late; such a run says nothing, and is made again. rping closes its channel
-/// while its other thread is on the way back to it. A perftest server has no listener between its two connections, and a client
-/// that comes just then is refused and does not try again.
+/// Races of the programs themselves when a thread is late; such a run is repeated. rping closes its channel
+/// while its other thread returns to it. A perftest server has no listener between its two connections: a
+/// client that comes then is refused and does not try again.
 const RACES: [&str; 2] = ["rdma_get_cm_event: Bad file descriptor", "RDMA_CM_EVENT_REJECTED; error: 8"];
 const ATTEMPTS: usize = 5;
 
@@ -210,7 +210,7 @@ fn private_data_refusals_and_events_without_waiting_are_as_programs_expect() {
     }
 }
 
-/// A client that gets no core between the refusal and the server's end learns of both at once, and is told the refusal.
+/// A client without a core from the refusal to the server's end learns of both at once: it gets the refusal.
 #[test]
 fn a_refusal_is_heard_after_the_end_of_the_process_that_refused() {
     let header = std::path::Path::new("/usr/include/rdma/rdma_cma.h");

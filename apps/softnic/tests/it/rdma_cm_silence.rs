@@ -1,7 +1,7 @@
-//! Connections whose other end says nothing: nobody is there, it is killed, or takes its time. Each wait ends, and none too soon.
+//! Connections whose other end is silent: absent, killed or slow. Each wait ends, and none too soon.
 //!
-//! Two fabrics at two loopback addresses are two hosts here: their processes know nothing of each other but what packets say. Only
-//! what is guaranteed is asserted of times: no end is given up before its whole time-out has passed.
+//! Two fabrics at two loopback addresses are two hosts here: their processes see only each other's packets.
+//! Of times only the guarantee is asserted: no end times out before its whole time-out has passed.
 
 use std::net::UdpSocket;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +15,7 @@ use crate::fabric::{Fabric, Layer, OnNic};
 use crate::program::{DEADLINE, Signal, within};
 use crate::tcp_port;
 
-/// Code of the time that an answer may take, where nobody is to answer, and where a program that lacks a core is not to be late.
+/// Codes of the response time-out: where nothing answers, and where a starved program must not be late.
 const SHORT: u32 = 16;
 const LONG: u32 = 18;
 /// How often it is asked again.
@@ -38,7 +38,7 @@ fn program() -> Result<String, String> {
     Ok(compile("cm_silence", &["-lrdmacm", "-libverbs"])?.display().to_string())
 }
 
-/// Two hosts whose connection managers have this patience: a server's at the first address, a client's at the second.
+/// Two hosts with this connection manager time-out: servers at the first address, clients at the second.
 fn two_hosts(code: u32, places: &[String; 2]) -> [Fabric; 2] {
     let config = format!("cm_timeout = {code}\ncm_retries = {RETRIES}\n");
     let all = Fabric::new(Layer::Roce).with_config(&config).with_options(&["--path", "wire"]);
@@ -107,7 +107,7 @@ fn who_dies_before_the_answer_is_refused_for_on_the_same_host_and_unreachable_fr
             assert!(within(DEADLINE, || dies.program.exited().is_some()), "{}", dies.program.tail());
             let lived = begun.elapsed();
             assert!(dies.program.output().contains("asked"), "{}", dies.program.tail());
-            // One that lacked a core may have lived to be asked again, and have said that it takes its time: over a minute.
+            // Without a core it may live to be asked again and say that it takes its time: over a minute.
             if case == "nobody" && lived >= once {
                 kill(asks);
                 return None;
@@ -175,7 +175,7 @@ fn refusals_and_private_data_cross_the_wire() {
         asks.program.succeed();
         serves.program.succeed();
     }
-    // No program listens to this port. The NIC that owns the address says so: its own program listens to another port.
+    // No program listens on this port. The NIC that owns the address says so; its program has another port.
     let mut other = server.start(&[&program, "serve", "hold", there, &port]);
     says(&mut other, "listening");
     let other_port = tcp_port::unused().to_string();

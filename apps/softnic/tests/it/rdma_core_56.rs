@@ -1,8 +1,8 @@
 //! rdma-core 56: Debian 13's packages, with their own libc, unpacked beside the system and run under the NIC.
 //!
-//! Nothing is installed. apt gets state folders of its own and the machine's own Debian mirror with the suite replaced;
-//! the programs run through the unpacked loader (`ld.so --library-path`). libmlx5 is loaded from the start, as in programs
-//! that link it: libibverbs would otherwise load the system's, from the folder compiled into it.
+//! Nothing is installed. apt gets its own state folders and the machine's Debian mirror with the suite
+//! replaced; the programs run through the unpacked loader (`ld.so --library-path`). libmlx5 is loaded from
+//! the start, as in programs that link it: libibverbs would load the system's, from its compiled-in folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -141,7 +141,7 @@ fn sources() -> Result<String, String> {
     Ok(format!("Types: deb\nURIs: {uri}\nSuites: {SUITE}\nComponents: main\n{signed_by}"))
 }
 
-/// Address and key file of the first source that carries a Debian release, in either format of `sources.list(5)`.
+/// Address and key file of the first source with a Debian release, in either `sources.list(5)` format.
 fn debian_mirror(text: &str) -> Option<(String, Option<String>)> {
     const RELEASES: [&str; 4] = ["bookworm", "trixie", "forky", "sid"];
     let one_line = text.lines().filter_map(|line| line.trim().strip_prefix("deb ")).find_map(|line| {
@@ -232,7 +232,7 @@ fn ibv_rc_pingpong_of_rdma_core_56_sleeps_on_events() {
     }
 }
 
-/// The program of the shim's own tests, which find rdma-core at run time: what `SOFTNIC_TEST_SHIM` names, or a new build.
+/// The shim's own test program, which finds rdma-core at run time: `SOFTNIC_TEST_SHIM` or a new build.
 fn shim_tests() -> String {
     if let Ok(built) = std::env::var("SOFTNIC_TEST_SHIM") {
         return built;

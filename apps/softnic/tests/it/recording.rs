@@ -37,7 +37,7 @@ fn replayed(file: &Path) -> (u64, u64, String) {
 /// Messages of each queue pair in a [`lossy_run`].
 const MESSAGES: usize = 2000;
 
-/// A run of `ib_write_bw` over a wire that loses packets, both sides recorded: each side's file and counters, the server's first.
+/// A recorded `ib_write_bw` run over a lossy wire: file and counters of each side, the server's first.
 fn lossy_run(name: &str, queue_pairs: usize) -> [(PathBuf, Counters); 2] {
     let folder = scratch(name);
     let [of_server, of_client] = ["server.rec", "client.rec"].map(|file| folder.join(file));
@@ -57,7 +57,7 @@ fn a_lossy_run_replays_with_equal_hashes() {
     for (file, counters) in &sides {
         let (packets, completions, hash) = replayed(file);
         assert_eq!(replayed(file), (packets, completions, hash), "the second replay of {}", file.display());
-        // What the link sent besides are datagrams of the connection manager, which this program does not use.
+        // The link's other packets are the connection manager's, which this program does not use.
         assert_eq!(packets, counters.value("wire_packets_sent"), "{}", file.display());
     }
     let [(_, server), (client_file, client)] = &sides;

@@ -1,4 +1,4 @@
-//! Programs built with a sanitizer, or run by valgrind: nothing of the NIC's is reported, and its access to freed memory is.
+//! Programs under a sanitizer or valgrind: only the NIC's access to freed memory is reported.
 
 use std::process::{Command, Output};
 

@@ -1,4 +1,4 @@
-//! Programs that lack what the NIC needs and a kernel's device does not: each is told so in one line, and lives.
+//! Programs that lack what the NIC needs and a kernel's device does not: each is told in one line, and lives.
 
 use crate::c_program::{compile, verbs_program};
 use crate::fabric::{Fabric, Layer, launcher};

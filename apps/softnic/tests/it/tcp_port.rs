@@ -1,7 +1,7 @@
 //! TCP ports of the programs' own set-up exchange: one for each pair, and when a server has begun to listen.
 //!
-//! A connection made only to look would be taken for the client, so the kernel's socket tables are read instead
-//! (Linux `Documentation/networking/proc_net_tcp.rst`).
+//! A probing connection would be taken for the client, so the kernel's socket tables are read instead (Linux
+//! `Documentation/networking/proc_net_tcp.rst`).
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};

@@ -61,8 +61,8 @@ const PAUSES: &str = "sleep() {
 }
 ";
 
-/// Runs a step of the page as it stands; what it printed. A request is lost within a second, and a packet while ten are captured: on a
-/// machine that is busy with others the step is run again.
+/// Runs a step of the page as it stands and checks its output. A request is lost within 1 s, and a packet
+/// while ten are captured: on a busy machine the step is run again.
 fn step(folder: &Path, text: &str, is_right: impl Fn(&str) -> bool) {
     let softnic = launcher();
     let bin = softnic.parent().expect("a folder").display().to_string();
@@ -132,7 +132,7 @@ fn the_tutorials_kernel_writes_on_the_host_twin_and_its_mistake_is_found() {
         ("Cargo.toml", here(block(KERNEL, "`Cargo.toml`:", "toml")) + "\n[workspace]\n"),
         ("build.rs", here(block(KERNEL, "`build.rs` compiles", "rust,ignore"))),
         ("src/main.rs", here(block(KERNEL, "`src/main.rs` makes", "rust,ignore"))),
-        // Versions that are here already. Cargo leaves out what it does not need, so that the text is kept beside.
+        // Versions that are here already. Cargo drops unused ones, so the lock file is kept beside.
         ("Cargo.lock.whole", fs::read_to_string(root.join("Cargo.lock")).expect("the lock file")),
     ] {
         let path = folder.join(place);

@@ -1,9 +1,9 @@
-//! UCX's own benchmark (package `ucx-utils`) on its verbs transports, with nothing of it configured but the transport.
+//! UCX's own benchmark (package `ucx-utils`) on its verbs transports; only the transport is configured.
 //!
-//! `rc_v` and `ud_v` are libibverbs calls. `rc_x` and `ud_x` post into queues that libmlx5 made and UCX took over: they prefer
-//! DEVX objects, which this NIC refuses, and fall back to these. UCX replaces the C library's `mmap` in the program's code, so that
-//! doorbell pages are mapped by system calls that nobody interposes. `ucx_perftest` 1.13 has no look at the data that it
-//! moves; the NIC's counters say that it was moved, and how.
+//! `rc_v` and `ud_v` are libibverbs calls. `rc_x` and `ud_x` post into queues that libmlx5 made and UCX took
+//! over. They prefer DEVX objects, which this NIC refuses, and fall back to these. UCX patches `mmap` in the
+//! program's code, so its doorbell pages are mapped by system calls that no hook sees. `ucx_perftest` 1.13
+//! does not check the data that it moves; the NIC's counters say that it was moved, and how.
 
 use crate::counters::Counters;
 use crate::fabric::{Fabric, Layer, full};
@@ -29,7 +29,7 @@ fn server_reads(_: &Counters, server: &Counters) -> u64 {
     server.value("completed_read")
 }
 
-/// Messages that the other side executed: over datagrams everything is a SEND, and so are short tagged messages.
+/// Messages that the other side executed: over UD everything is a SEND, and so are short tagged messages.
 fn sends(client: &Counters, server: &Counters) -> u64 {
     client.value("posted_send").min(server.value("receives_consumed"))
 }
@@ -52,7 +52,7 @@ fn run_on(fabric: Fabric, transport: &str, test: &str, bytes: u64, traffic: Traf
     let moved = traffic(client, server);
     assert!(moved >= ITERATIONS, "{what}: {moved} messages");
     for (name, counters) in [("client", client), ("server", server)] {
-        // UCX repeats datagrams by itself, and a side that has enough leaves while the other still acknowledges.
+        // UCX repeats datagrams itself, and a side that has enough leaves while the other still acknowledges.
         let trouble: Vec<_> = counters
             .trouble()
             .into_iter()

@@ -1,4 +1,4 @@
-//! Two builds of `softnic` that lay the fabric out differently: the second is refused at once, and names both versions.
+//! Two `softnic` builds with different fabric layouts: the second is refused at once, naming both.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -10,12 +10,12 @@ use crate::ctl::{SOON, ctl_refuses};
 use crate::fabric::{Fabric, Layer};
 use crate::program::within;
 
-/// A process with what another version's NIC has: a sealed memfd, named by that version and by what must agree besides.
+/// A process with the sealed memfd of another version's NIC, named by that version and its layout.
 struct OtherVersion(Child);
 
 impl OtherVersion {
     fn start(name: &str) -> OtherVersion {
-        // memfd_create(2) with sealing, F_ADD_SEALS of shrink and grow (fcntl(2)); perl-base is essential in Debian.
+        // memfd_create(2) with sealing, F_ADD_SEALS of shrink and grow (fcntl(2)); Debian has perl-base.
         let script = "my $fd = syscall(319, my $name = $ARGV[0], 2); open(my $it, '+<&=', $fd) or die; truncate($it, 4096) or die; \
                       fcntl($it, 1033, 6) or die; $| = 1; print \"ready\\n\"; sleep 600";
         let mut perl = Command::new("perl");

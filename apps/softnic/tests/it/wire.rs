@@ -1,4 +1,4 @@
-//! Unmodified programs over RoCEv2 packets: on the loopback interface, and between two network namespaces as between hosts.
+//! Unmodified programs over RoCEv2: on the loopback interface, and between two network namespaces as hosts.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::perftest::{Variant, run_variant};
 use crate::program::{Signal, find, within};
 use crate::tcp_port;
 
-/// Every program and type. Unreliable ones lose what overflows a socket's buffer, so these send little at once.
+/// Every program and type. Unreliable ones lose what overflows a socket's buffer: these send little at once.
 #[rustfmt::skip]
 const EVERY_PROGRAM: &[Variant] = &[
     ("ib_write_bw",   "RC", &[], "write", 65536),
@@ -160,7 +160,7 @@ fn four_processes_share_an_address_and_outlive_its_owner() {
     wait_for(&second, "wire_packets_received", |packets| packets > 100);
     first.program.signal(Signal::SIGKILL);
     let killed = Instant::now();
-    // The one whose peer is gone ends with a retry error, and not sooner than its time-outs: 2^14 * 4.096 µs, eight times.
+    // The killed one's client ends with a retry error, after all its time-outs: 8 times 2^14 * 4.096 µs.
     let status = first_client.program.wait(Duration::from_secs(60)).expect("an end");
     assert!(!status.success());
     assert!(killed.elapsed() > Duration::from_millis(8 * 67), "{:?}", killed.elapsed());

@@ -49,8 +49,8 @@ pub trait Words: Debug + Send + Sync {
 
 /// Memory that pieces can be had of.
 pub trait Blocks {
-    /// `len` zero bytes, rounded up to a multiple of 64 and aligned to it; whole pages are aligned to pages. Nothing is mapped behind the
-    /// last byte.
+    /// `len` zero bytes, rounded up to a multiple of 64 and aligned to it; whole pages are aligned to pages.
+    /// Nothing is mapped behind the last byte.
     fn block(&self, len: usize) -> Block;
 }
 

@@ -1,7 +1,7 @@
 //! A driver and a program in one, on a NIC of its own and a virtual clock.
 //!
-//! Rings, records and registers are laid as libmlx5 lays them (`mlx5_post_send`, `post_send_db`, `mlx5_poll_cq`), but each
-//! step is a call of its own, so that a test can leave one out or do it wrong.
+//! Rings, records and registers as in libmlx5 (`mlx5_post_send`, `post_send_db`, `mlx5_poll_cq`), but each
+//! step is its own call: a test can leave one out or do it wrong.
 
 use std::sync::atomic::Ordering;
 
@@ -282,7 +282,7 @@ impl<N: TestNic> DriverOf<N> {
         &self.pages[self.qps[qp.0].page].0
     }
 
-    /// Destroys a QP and the CQs that it completes to, and makes the same anew in its place. For QPs that share no CQ.
+    /// Destroys a QP and its CQs, and makes equal ones in their place. For QPs that share no CQ.
     pub fn replace_qp(&mut self, qp: QpId) {
         self.remake_qp(qp, |driver, shape| {
             for cq in [shape.send_cq, shape.recv_cq].into_iter().flatten() {
@@ -294,7 +294,7 @@ impl<N: TestNic> DriverOf<N> {
         });
     }
 
-    /// Destroys a QP, and makes the same anew in its place, on the same CQs; `between`: what else is made anew.
+    /// Destroys a QP and makes an equal one in its place, on the same CQs; `between` remakes other objects.
     pub(super) fn remake_qp(&mut self, qp: QpId, between: impl FnOnce(&mut Self, &QpShape)) {
         let old = &self.qps[qp.0];
         let (send_cq, recv_cq, page) = (Some(old.send_cq), Some(old.recv_cq), Some(old.page));
@@ -349,7 +349,7 @@ impl<N: TestNic> DriverOf<N> {
         }
     }
 
-    /// Attributes that bring a QP of any service to RTS, towards `peer_qpn`; used whole by [`DriverOf::bring_up`].
+    /// Attributes that bring a QP of any service to RTS, to `peer_qpn`; [`DriverOf::bring_up`] uses all.
     pub fn attributes(&self, peer_qpn: u32) -> ModifyQp {
         ModifyQp {
             path_mtu: 3,

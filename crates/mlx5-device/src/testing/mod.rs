@@ -1,8 +1,8 @@
 //! The driver's side of the device, laid out in plain memory without libmlx5.
 //!
-//! [`DriverOf`] does what libmlx5 and a program do together: it makes objects, lays WQEs, stores records and registers, and
-//! reads CQEs. Everything that the NIC reaches by address is memory of atomics ([`Block`]), so that no test needs `unsafe`. The machine
-//! below, its memory and what joins two devices, is the test's: [`Words`], [`Blocks`] and [`MakeNic`].
+//! [`DriverOf`] acts as libmlx5 and a program: it makes objects, lays WQEs, stores records and registers, and
+//! reads CQEs. All that the NIC reaches by address is memory of atomics ([`Block`]): no test needs `unsafe`.
+//! The machine below, its memory and the link, is the test's: [`Words`], [`Blocks`], [`MakeNic`].
 
 mod blocks;
 mod driver;

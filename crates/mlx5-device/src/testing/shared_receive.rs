@@ -106,7 +106,7 @@ impl<N: TestNic> DriverOf<N> {
         self.srqs[srq.0].tail = index;
     }
 
-    /// Destroys the shared queue that a QP takes from, and the QP, and makes the same anew in their places. For queues of one QP.
+    /// Destroys a QP and its shared queue, and makes equal ones in their places. For queues of one QP.
     pub fn replace_shared(&mut self, qp: QpId) {
         self.remake_qp(qp, |driver, shape| {
             let Some(srq) = shape.srq else { return };

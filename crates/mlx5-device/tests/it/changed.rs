@@ -1,4 +1,4 @@
-//! Objects that change while they are in use: CQs that move to another ring, regions that are registered anew.
+//! Objects that change while in use: CQs that move to another ring, regions that are re-registered.
 
 use mlx5_device::command::{CommandError, RegMr, ResizeCq};
 use mlx5_device::commands::*;
@@ -56,7 +56,7 @@ fn a_resized_cq_says_so_in_the_old_ring_and_goes_on_in_the_new_one() {
         assert_eq!(last.opcode(), Some(CqeOpcode::ResizeCq));
         assert!(last.op_own().is_valid(end, 32), "of its lap");
         let before = old.bytes(0, old.len());
-        // The library gives the index of that CQE back with those that it carries over: as far as the new ring's room.
+        // The library returns that CQE's index with those it carries over: as far as the new ring's room.
         let consumed = if entries > waiting + 2 { 40 + 1 } else { end + 1 };
         driver.cq(cq).record.write(0, &consumed.to_be_bytes());
         driver.post(a, &nop()).settle();

@@ -19,7 +19,7 @@ fn completions(driver: &mut Driver, qp: QpId) -> usize {
     std::iter::from_fn(|| driver.poll_send(qp)).count()
 }
 
-/// Rings in a way of its own, then waits; returns how many of four NOPs were executed and which violations were counted.
+/// Rings by `ring`, then waits; returns how many of four NOPs were executed, and the violations counted.
 fn attempt(name: &str, order: DoorbellOrder, ring: impl Fn(&mut Driver, QpId)) -> (usize, Vec<Violation>) {
     let mut driver = Driver::new(Setup::new(name).with(|c| c.doorbell_order = order));
     let (qp, _) = driver.pair(QpShape::default());
@@ -173,7 +173,7 @@ fn queues_that_share_a_register_are_executed_by_record_and_this_is_said() {
         driver.lay(second, &nop()).ring_doorbell(second);
         driver.settle();
         if round == 0 {
-            // The first one was never seen to ring: after 10 ms the NIC takes their register for a shared one.
+            // The first one was never seen to ring: after 10 ms the NIC takes their register for shared.
             driver.advance(20_000_000);
         }
         assert_eq!((completions(&mut driver, a), completions(&mut driver, b)), (1, 1), "round {round}");

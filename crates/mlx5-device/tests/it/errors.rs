@@ -1,4 +1,4 @@
-//! Wrong work requests and wrong peers: each gets the syndrome a card gives, in its turn, and everything else is flushed.
+//! Wrong work requests and peers: each gets a card's syndrome, in its turn; everything else is flushed.
 
 use std::sync::atomic::Ordering;
 

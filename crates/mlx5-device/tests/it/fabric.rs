@@ -1,5 +1,5 @@
-//! What joins the devices of a test: records for a slot as shared memory has them, and packets to an address, each noted by its hash.
-//! A message is one record, and rings have no end: pieces and full rings are tested on soft-nic's link. What is lost or late the devices' impairment loses and delays.
+//! Joins a test's devices: shared-memory records for a slot, packets to an address, each noted by its hash. A
+//! message is one record in an endless ring: soft-nic's link tests the rest. The impairment loses and delays.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -1,6 +1,6 @@
 //! Faults on demand: ports that go down, messages that are lost or held up, one error, one late READ.
 //!
-//! Two devices on one virtual clock, by records and by packets of the test's fabric: what is lost, and when it comes again, are certain.
+//! Two devices on one virtual clock, by records and by packets: what is lost and its repetition are certain.
 
 use mlx5_device::faults::{Injection, InjectionKind, Settings};
 use mlx5_device::testing::{BOTH, By, MS, QpShape, TIMEOUT_NS, WorkRequest, sent};
@@ -11,8 +11,8 @@ use crate::machine::{Driver, Setup, joined, joined_with};
 
 #[test]
 fn the_request_with_this_psn_is_lost_and_no_other() {
-    // Three messages: PSNs 0x1000 to 0x1002 (3000 bytes of MTU 1024), 0x1003, 0x1004. What follows a gap is out of sequence
-    // (one NAK); the last one is missed by its time-out alone. Executed before any time-out, NAKs, and retransmissions.
+    // Messages: PSNs 0x1000 to 0x1002 (3000 bytes of MTU 1024), 0x1003, 0x1004. A gap makes one NAK; only a
+    // time-out tells of a lost last one. Columns: PSN, executed before any time-out, NAKs, lost.
     for ((number, (psn, executed, naks, lost)), by) in [
         (Some(0x1000), 3, 1, 1),
         (Some(0x1002), 3, 1, 1),

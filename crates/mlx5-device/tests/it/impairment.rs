@@ -10,7 +10,7 @@ use crate::machine::{Two, joined, joined_with};
 
 #[test]
 fn a_message_that_waits_for_a_rate_goes_behind_one_that_is_sent_again() {
-    // Of three messages the first is lost, which a NAK tells, or the second, which its time-out tells: the third waits meanwhile.
+    // Lost is the first of three messages (told by a NAK) or the second (by its time-out): the third waits.
     for (lost, by) in BOTH.into_iter().flat_map(|by| [(0, by), (1, by)]) {
         let mut two = joined(&format!("pace-{lost}"), ServiceType::Rc, by);
         let pace = |pace| Settings { messages_per_second: Some(pace), ..Settings::default() };

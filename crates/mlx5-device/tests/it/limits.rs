@@ -1,7 +1,7 @@
-//! Limits: what a model shows is what it enforces, for each model. At a limit it works, one above it is refused.
+//! Limits: what a model shows is what it enforces. At a limit it works, one above it is refused.
 //!
-//! Where reaching the card's number would take gigabytes, the limit is lowered first; that the number shown is the one
-//! compared with is seen from the errno: above it `EINVAL`, at it `EFAULT` for the memory that the test has not got.
+//! Where the card's number would take gigabytes, the limit is lowered first. The errno shows that the number
+//! shown is the one compared: above it `EINVAL`, at it `EFAULT` for memory that the test lacks.
 
 use mlx5_device::UarKind;
 use mlx5_device::command::{AddressVector, AllocMw, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};

@@ -47,7 +47,7 @@ fn a_full_cq_is_an_error_and_nothing_in_it_is_overwritten() {
     assert_eq!(driver.counters().cq_overruns, 1);
 }
 
-/// The driver of such a CQ bounds its posts by itself, and may leave the consumer index in the record as it is.
+/// The driver of such a CQ bounds its own posts, and may leave the record's consumer index as it is.
 #[test]
 fn a_cq_that_ignores_overruns_is_overwritten_and_lives() {
     let mut driver = Driver::new(Setup::new("overwritten"));

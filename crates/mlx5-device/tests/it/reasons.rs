@@ -1,4 +1,4 @@
-//! Every error completion, stalled queue and failed CQ has a reason: which check failed, on which value, and what would help.
+//! Every error completion, stalled queue and failed CQ has a reason: the check, its value, and the remedy.
 
 use std::net::IpAddr;
 
@@ -23,7 +23,7 @@ pub fn reason_of(reasons: &[Reason], qpn: u32, wqe: Option<u16>, kind: &str) -> 
     found.map(|reason| reason.why.clone())
 }
 
-/// Makes WQE 0 of the first queue fail with this syndrome; what its reason must say, and what the second queue's.
+/// Makes WQE 0 of the first queue fail with this syndrome; what its reason and the second queue's must say.
 fn fail(driver: &mut Driver, a: QpId, b: QpId, wanted: CqeSyndrome) -> ([String; 2], Option<String>) {
     let region = driver.region(4096, ALL);
     let (qpn, end) = (driver.qp(a).qpn, region.address + 4096);

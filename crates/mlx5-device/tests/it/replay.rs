@@ -1,4 +1,4 @@
-//! A seed is a whole run: traffic of two devices over a wire that loses and reorders packets, again and again the same to the last byte.
+//! A seed is a whole run: two devices' traffic over a lossy, reordering wire repeats to the last byte.
 
 use mlx5_device::command::ModifyQp;
 use mlx5_device::config::{LinkLayer, LinkPath};

@@ -1,4 +1,4 @@
-//! Shared receive queues: which QP gets which receive, what each completion says, the events, and what ends a queue.
+//! Shared receive queues: which QP gets which receive, completions, events, and what ends a queue.
 
 use mlx5_device::command::{CreateSrq, ModifyQp, ModifySrq, event_type};
 use mlx5_device::commands::*;

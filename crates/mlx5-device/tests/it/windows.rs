@@ -1,4 +1,4 @@
-//! Memory windows: what a bind opens and to which peer, what is refused and how it shows, and the three ways in which one is closed.
+//! Memory windows: what a bind opens, and to which peer; refusals; and the three ways to close one.
 
 use mlx5_device::command::{RegMr, event_type};
 use mlx5_device::commands::*;
