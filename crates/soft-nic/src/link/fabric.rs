@@ -1,12 +1,12 @@
 //! The fabric: which processes of this user have a NIC, and where their channels are.
 //!
-//! One memfd, the directory, is shared by all of them and lives as long as one of them does; it has no name in any file
-//! system. A process finds it by looking through the descriptors of the other processes of its user, and joining is
-//! serialised by binding an abstract socket, which the kernel releases with its process. One fabric has one version (`record`):
-//! a process of another version is refused. `layout` has its words.
+//! One memfd, the directory, is shared by all of them, lives as long as one of them does, and has no name in
+//! any file system. A process finds it among the descriptors of its user's other processes. Joining is
+//! serialised by binding an abstract socket, which the kernel releases with its process. One fabric has one
+//! version (`record`); a process of another version is refused. `layout` has its words.
 //!
-//! A slot belongs to its process until the process ends; the next process to join takes it back. QPNs carry the slot, so slots are
-//! given out in turn: an old QPN must not name a new process's queue.
+//! A slot belongs to its process until that ends; then the next process to join reclaims it. QPNs carry the
+//! slot, so slots are given out in turn: an old QPN must not name a new process's queue.
 
 mod directory;
 mod layout;
@@ -170,9 +170,9 @@ impl Fabric {
         slot_owner(&self.directory, slot)
     }
 
-    /// Whether a living owner still runs the program that joined: one that called `exec` keeps number and start time,
-    /// and has neither the descriptors nor the stack of before; a program may close all its descriptors by itself. When the
-    /// kernel lets us see neither, it counts as here. Reads no memory of the owner's.
+    /// Whether a living owner still runs the program that joined. `exec` keeps number and start time, but not
+    /// descriptors or stack; a program may also close all its descriptors itself. If the kernel shows
+    /// neither, the owner counts as here. Reads no memory of the owner.
     pub fn still_here(&self, owner: &SlotOwner) -> bool {
         match is_open_in(&self.full_name, owner) {
             Ok(true) => true,
@@ -181,8 +181,8 @@ impl Fabric {
         }
     }
 
-    /// Publishes where other processes may hand packets on to this one: an address, this process's own port there, and whether it owns
-    /// port 4791 of that address. At most [`PORTS`] count, see [`Link::join`]; what an earlier owner published is gone.
+    /// Publishes where other processes may hand packets to us: an address, our port there, and whether we own
+    /// port 4791 there. At most [`PORTS`] count, see [`Link::join`]; an earlier owner's are gone.
     ///
     /// [`Link::join`]: super::Link::join
     pub fn publish_ports(&self, ports: impl Iterator<Item = (IpAddr, u16, bool)>) {
@@ -269,8 +269,8 @@ impl Fabric {
         self.word(self.slot, at::CALL).load(Ordering::Relaxed) != 0
     }
 
-    /// Prepares a sleep: from now on peers ring. True when [`Fabric::rouse`] was called since the last sleep; otherwise look
-    /// for work once more before [`Fabric::sleep`].
+    /// Prepares a sleep: from now on peers ring. True if [`Fabric::rouse`] was called since the last sleep;
+    /// otherwise look for work once more before [`Fabric::sleep`].
     pub fn prepare_sleep(&self) -> bool {
         let roused = self.bell(self.slot).swap(bell::ASLEEP, Ordering::SeqCst) == bell::ROUSED;
         fence(Ordering::SeqCst);
@@ -340,7 +340,7 @@ fn ring(bell: &AtomicU32) -> bool {
     true
 }
 
-/// 47 bits for an address: an IPv4 address itself; of IPv6 what FNV-1a makes of it, which keeps a host's few apart.
+/// 47 bits for an address: IPv4 as it is; IPv6 as its FNV-1a hash, which keeps a host's few addresses apart.
 fn folded(address: IpAddr) -> u64 {
     match address {
         IpAddr::V4(v4) => u64::from(u32::from(v4)) | 1 << 46,
@@ -365,8 +365,8 @@ fn slot_owner(directory: &SharedMemory, slot: u8) -> Option<SlotOwner> {
     })
 }
 
-/// The lock to join: an abstract socket that only one process can have. The user's number is in its name, so that no
-/// other user has it by accident. A fork child does not keep it.
+/// The lock to join: an abstract socket that only one process can have. Its name has the user's number, so
+/// that no other user has it by accident. A fork child does not keep it.
 fn lock_to_join(name: &str, full_name: &str) -> Result<NoForkSocket, FabricError> {
     let kernel = |error| FabricError::Kernel { what: "taking a turn", name: name.to_owned(), error };
     let begun = Instant::now();

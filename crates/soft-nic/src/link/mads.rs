@@ -1,8 +1,8 @@
-//! MADs as the NIC carries them: datagrams between QP1s, by packets on the wire, and by Unix sockets from the owner of a port on.
+//! MADs as the NIC carries them between QP1s: by packets on the wire, by Unix sockets from a port's owner on.
 //!
-//! A request goes to the process of the fabric that listens to its service, all else to the slot in the upper bits of the
-//! communication id that it names. On the wire a MAD goes to an address: the NIC sends it with its packets, and at the other end
-//! the owner of the port, whose QP1 is the address's, hands it on, and refuses what no process takes.
+//! A request goes to the fabric's process that listens to its service; others go to the slot in the upper
+//! bits of the communication id that they name. On the wire a MAD goes to an address, among the NIC's
+//! packets. The owner of the port there, whose QP1 is the address's, hands it on or refuses what none takes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -69,8 +69,8 @@ pub struct MadRouter {
     pub(crate) fabric: Arc<Fabric>,
     /// The connection manager's, once there is one.
     socket: Arc<Mutex<Option<Arc<KeyedSocket>>>>,
-    /// Sends what the owner of a port hands on. A process without a connection manager has no bound socket, since datagrams for it
-    /// would never be received.
+    /// Sends what the owner of a port hands on. A process without a connection manager has no bound socket,
+    /// since datagrams for it would never be received.
     unbound: Arc<OnceLock<KeyedSocket>>,
     /// `None` without a wire.
     pub(crate) for_wire: Option<Arc<ForWire>>,
@@ -100,7 +100,7 @@ impl MadRouter {
         self.tally.counters()
     }
 
-    /// What became of MADs within the fabric: of those that this process sent, and, of those that came, which were malformed.
+    /// MADs within the fabric: outcomes of those that this process sent; of those that came, the malformed.
     pub fn local_counters(&self) -> MadCounters {
         self.local.counters()
     }
@@ -109,7 +109,7 @@ impl MadRouter {
         self.fabric.slot()
     }
 
-    /// The one bound socket of this process, however many threads ask for it at once. Nothing is waited for under the lock.
+    /// The one bound socket of this process, however many threads ask for it. Nothing blocks under the lock.
     pub(crate) fn bound_socket(&self) -> io::Result<Arc<KeyedSocket>> {
         let mut place = locked(&self.socket);
         if let Some(open) = &*place {
@@ -119,7 +119,7 @@ impl MadRouter {
         Ok(Arc::clone(place.insert(open)))
     }
 
-    /// Without a name of its own, so that any thread may make it: the NIC's thread comes here, and never waits.
+    /// Without a name, so that any thread may make it: the NIC's thread comes here, and never waits.
     fn unbound(&self) -> io::Result<&KeyedSocket> {
         #[cfg(test)]
         if let Some(errno) = self.poor {
@@ -237,8 +237,8 @@ pub(crate) fn address(mad: &[u8; MAD_BYTES]) -> Option<Address> {
 }
 
 roce::counters! {
-    /// What became of the MADs that came over the wire to a port that we own, and of those that were to leave over it; or of those
-    /// within the fabric.
+    /// What became of MADs: those that came over the wire to a port this process owns or were to leave over
+    /// it, or those within the fabric.
     #[derive(Copy)]
     MadCounters [fields "wire_mads_"] {
         /// Handed on to the process that they are for.
@@ -253,7 +253,7 @@ roce::counters! {
         full,
         /// Not sent: no header says that, or no port has that address.
         unsent,
-        /// Dropped: this process lacks a descriptor, memory, or what else the kernel says of our own. No request is refused for that.
+        /// Dropped: an error of this process (descriptors, memory or the like). No request is refused for it.
         failed,
     }
 }
@@ -275,7 +275,7 @@ pub(crate) enum MadOutcome {
 }
 
 impl MadOutcome {
-    /// What became of what was sent to a socket. One that is full loses it, as a wire does: its sender asks again.
+    /// What became of a MAD sent to a socket. A full socket loses it, as a wire does: its sender asks again.
     pub fn of(posted: &io::Result<()>) -> MadOutcome {
         match posted.as_ref().map_err(io::Error::kind) {
             Ok(()) => MadOutcome::HandedOn,

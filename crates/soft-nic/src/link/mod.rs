@@ -1,11 +1,11 @@
-//! Carries packets between NICs: in memfd rings between processes of one host, where one may have the bytes of several, and over UDP
-//! to others ([`udp`]).
+//! Carries packets between NICs: in memfd rings between processes of one host, where one packet may have the
+//! bytes of several, and over UDP to others ([`udp`]).
 //!
-//! [`Link::join`] takes a slot on the fabric; channels to peers are made when first needed. Packets go out by [`Link::send_record`],
-//! come in by [`Carrier::poll_rings`], and become visible to the peer at the latest with [`Link::ring_bells`], which the NIC's loop calls once
-//! a round. The sender copies a payload into the ring, the
-//! receiver out of it: no NIC reaches into another process, where it would wait for a page that never comes. Nothing here knows
-//! keys, queues or completions, and nothing trusts what a peer wrote (INV-13).
+//! [`Link::join`] takes a slot on the fabric; channels to peers are made when first needed. Packets go out by
+//! [`Link::send_record`] and come in by [`Carrier::poll_rings`]. The peer sees them at the latest after
+//! [`Link::ring_bells`], which the NIC's loop calls once a round. The sender copies a payload into the ring,
+//! the receiver out of it: no NIC reaches into another process, where it would wait for a page that never
+//! comes. Nothing here knows keys, queues or completions, and nothing trusts what a peer wrote (INV-13).
 #![forbid(unsafe_code)]
 
 mod bell;
@@ -50,10 +50,10 @@ pub use udp::WireCounters;
 /// Largest payload that a record takes whole: a longer one may be cut to what room there is.
 pub const MAX_INLINE: usize = 16 * 1024;
 
-/// Free bytes that a ring must have to be sent to: any header with the largest payload that a record takes whole.
+/// Free bytes that a ring must have to be sent to: any header with the largest payload of a whole record.
 const ROOM: usize = 8 * (record::REQUEST_WORDS + record::PATH_WORDS) + MAX_INLINE;
 
-/// What is known of a datagram's way over UDP: the addresses. The socket does not say the rest; the hop limit is Linux's.
+/// A datagram's path over UDP: its addresses. The socket does not say the rest; the hop limit is Linux's.
 pub(crate) fn path_of_wire(from: IpAddr, at: IpAddr) -> PathAddress {
     const HOPS: u8 = 64;
     let (sgid, dgid) = (gid_of(from).0, gid_of(at).0);
@@ -87,7 +87,7 @@ impl Default for LinkConfig {
 /// Whether a message can be sent to a slot now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
-    /// Yes: a record of up to [`MAX_INLINE`] bytes of payload fits. A send of a longer one may still say `Full`.
+    /// Yes: a record of up to [`MAX_INLINE`] bytes of payload fits. A longer one may still be `Full`.
     Yes,
     /// The ring is full, or the peer has not attached to it yet; ask again in the next round.
     Full,
@@ -160,7 +160,7 @@ pub struct Link {
     /// PSN of the last datagram from QP1.
     mad_psn: u32,
     wire: Option<Wire>,
-    /// Addresses whose port no process of the fabric owned at the last look, each with whether that was reported.
+    /// Addresses whose port no process of the fabric owned at the last look; true: that was reported.
     strange_ports: BTreeMap<IpAddr, bool>,
     ports_due_ns: u64,
     /// One-way delay of what leaves, ns.
@@ -178,7 +178,7 @@ impl Link {
         if !ring_bytes.is_power_of_two() || ring_bytes < 2 * record::MAX_RECORD {
             return Err(LinkError::RingBytes { ring_bytes });
         }
-        // An address that the directory has no place for gets no packets: an owner drops what comes there for us.
+        // An address with no place in the directory gets no packets: an owner drops what comes for us.
         let count = config.addresses.len();
         if count > fabric::PORTS {
             return Err(LinkError::Addresses { count });
@@ -280,8 +280,8 @@ impl Link {
         if self.fabric.is_ours() { self.fabric.take_call() } else { None }
     }
 
-    /// Captures the packets that this NIC sends and receives from now on. `now` and `epoch_ns`, nanoseconds since 1970, are the
-    /// same moment; `packets`: ends after so many, 0: when the reader goes away.
+    /// Captures the packets that this NIC sends and receives from now on. `now` and `epoch_ns`, nanoseconds
+    /// since 1970, are the same moment. Ends after so many `packets`; 0: when the reader goes away.
     ///
     /// Errors: a sentence; there are no packets where messages travel through shared memory.
     pub fn begin_capture(&mut self, now: Now, epoch_ns: u64, packets: u64) -> Result<CaptureReader, String> {

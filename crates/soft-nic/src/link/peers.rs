@@ -14,8 +14,8 @@ const MOST_EVENTS: usize = 64;
 /// How often peers are looked at, in ns: well below the second within which a killed peer must be noticed.
 const WATCH_NS: u64 = 10_000_000;
 
-/// Slots that get the closer look of [`Fabric::still_here`] each time; a system call or two for each peer. All of them
-/// have had theirs within 160 ms.
+/// Slots that [`Fabric::still_here`] examines each time, at a system call or two for each peer. All slots are
+/// examined within 160 ms.
 ///
 /// [`Fabric::still_here`]: super::fabric::Fabric::still_here
 const EXAMINED: usize = 8;
@@ -61,7 +61,7 @@ impl Link {
                 ChannelState::Published if self.fabric.was_refused(slot) => {
                     Room::NoPeer(NoPeer::Closed(slot))
                 }
-                // A reply may be laid there before the receiver has attached: its queue may go before that, and could not say it again.
+                // A reply may precede the receiver's attach: its queue may go first, and could not repeat it.
                 ChannelState::Published if lane == Lane::Reply && outgoing.producer.has_room(lane, ROOM) => {
                     Room::Yes
                 }
@@ -119,8 +119,8 @@ impl Link {
         Ok(owner)
     }
 
-    /// Watches the process in a slot. One that cannot be watched is not reached as long as it sits there; where it has not ended,
-    /// an event says so. While this process lacks descriptors or memory, the next message tries again.
+    /// Watches the process in a slot. If that fails, the process is not reached while it holds the slot; an
+    /// event says so unless it ended. While descriptors or memory run short, the next message tries again.
     fn begin_watch(&mut self, slot: u8, owner: &SlotOwner) -> Result<Process, NoPeer> {
         let error = match owner.watch() {
             Ok(process) => return Ok(process),
@@ -161,7 +161,7 @@ impl Link {
             return Err(NoPeer::Foreign("both ends are one process"));
         }
         let SlotOwner { pid, generation: from_generation, .. } = self.meet(slot)?;
-        // One channel for each life of a peer, or one that publishes on and on would fill our memory with mappings.
+        // One channel for each life of a peer: more and more mappings would fill our memory.
         let of_this_life = |ends: Ends| (ends.from, ends.from_generation) == (slot, from_generation);
         if self.incoming.iter().any(|incoming| of_this_life(incoming.consumer.ends)) {
             return Err(NoPeer::Foreign("there is one already"));
@@ -230,7 +230,7 @@ impl Link {
             incoming.ended |= incoming.consumer.ends.from == slot;
         }
         self.counters.peers_lost += 1;
-        // A process that leaves frees its slot first. One whose slot was given away meanwhile may have left or ended.
+        // A leaving process frees its slot first. If a slot has a new owner, the old one left or ended.
         if self.fabric.slot_owner(slot) == Some(peer.owner) {
             self.happened(LinkEvent::PeerLost { slot, pid: peer.owner.pid });
         }

@@ -1,17 +1,17 @@
 //! Owners of the UDP ports of our addresses: one outside the fabric is reported.
 //!
-//! The process that owns the port of an address gets every packet for it, and hands on what is for other processes of its fabric. It says
-//! in the directory that it owns the port. A process of another fabric, a plain socket or the kernel's own soft-RoCE (`rdma_rxe`)
-//! does not. Then no packet arrives here, and no counter moves. `/proc/net/udp` and `/proc/net/udp6` (proc_net(5)) have the user of such
-//! a socket.
+//! The process that owns the port of an address gets every packet for it, and hands on those for other
+//! processes of its fabric. It says in the directory that it owns the port. A process of another fabric, a
+//! plain socket or the kernel's soft-RoCE (`rdma_rxe`) does not: then no packet arrives here, and no counter
+//! moves. `/proc/net/udp` and `/proc/net/udp6` (proc_net(5)) have the user of such a socket.
 
 use std::net::IpAddr;
 
 use super::udp::ROCE_PORT;
 use super::{Link, LinkEvent};
 
-/// Between two looks at the ports that are not ours: as long as a process may take to end between its leaving the fabric and the closing
-/// of its sockets.
+/// Time between two looks at the ports that are not ours: as long as a process may take to end, from leaving
+/// the fabric to closing its sockets.
 const LOOK_NS: u64 = 1_000_000_000;
 
 impl Link {
@@ -39,12 +39,12 @@ impl Link {
 
 /// The user whose socket receives what is sent to a port of this address, by the lines of both tables.
 fn user_of(tables: &str, address: IpAddr, port: u16) -> Option<u32> {
-    // One word, or four: what the kernel holds in network order, printed with the bytes of this machine's order.
+    // One word, or four: the kernel holds network order, and prints in this machine's byte order.
     let printed = |octets: &[u8]| -> String {
         let words = octets.as_chunks().0.iter().map(|word| format!("{:08X}", u32::from_ne_bytes(*word)));
         words.chain([format!(":{port:04X}")]).collect()
     };
-    // Of two the one that names the address gets the packets. A socket of every IPv6 address may take IPv4's too.
+    // Of two, the one with the address gets the packets. A socket of every IPv6 address may take IPv4's.
     let [every_v4, every_v6] = [printed(&[0; 4]), printed(&[0; 16])];
     let places = match address {
         IpAddr::V4(v4) => {

@@ -1,4 +1,4 @@
-//! Messages that arrived: records taken from the rings, checked, and handed on, their payload still in the ring or in the packet.
+//! Messages that arrived: records from the rings, checked and handed on, payload still in ring or packet.
 
 use mlx5_device::carrier::{self, Addressing, COPIED_AT_ONCE, Disposition};
 use mlx5_device::memory::{Fault, Order, Segment};
@@ -80,8 +80,8 @@ impl carrier::Inbound for Inbound<'_> {
 }
 
 impl Link {
-    /// Hands up to `budget` messages that came through shared memory to `handler`, fewer when their payloads are long; returns how
-    /// many it consumed. Replies before requests, but for requests that the last round had no time for.
+    /// Hands up to `budget` messages from shared memory to `handler`, fewer with long payloads; returns how
+    /// many it consumed. Replies before requests, except requests that the last round had no time for.
     pub(super) fn poll_records(
         &mut self,
         budget: usize,

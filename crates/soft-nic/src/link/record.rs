@@ -1,10 +1,10 @@
 //! The records that travel in a channel: a fixed header of words, then what its flags announce.
 //!
-//! Version [`VERSION`], checked once per channel. All words are native-endian (one host), multiples of 8 bytes:
+//! Version [`VERSION`], checked once per channel. Native-endian words (one host), multiples of 8 bytes:
 //!
 //! | word | request | answer |
 //! |---|---|---|
-//! | 0 | length in bytes:32, code:8, service:4 + padding:4, flags:8, 0:8 | the same, its last byte the syndrome |
+//! | 0 | length in bytes:32, code:8, service:4 + padding:4, flags:8, 0:8 | the same, last byte the syndrome |
 //! | 1 | destination QPN:32, source QPN:32 | the same |
 //! | 2 | PSN:32, immediate or key as on the wire:32 | PSN:32, MSN:32 |
 //! | 3 | remote address | old value of an atomic |
@@ -12,14 +12,14 @@
 //! | 5 | swap or add (atomics), Q_Key (UD) | |
 //! | 6 | compare | |
 //!
-//! Then the path address of a datagram (6 words) and the payload, padded. A peer may write anything, at any time: words are loaded
-//! once into a copy, and every number in the copy is checked here, before anything uses it (INV-6, INV-13).
+//! Then a datagram's path address (6 words) and the payload, padded. A peer may write anything, at any time:
+//! words are loaded once into a copy, whose every number is checked here before use (INV-6, INV-13).
 
 use mlx5_device::carrier::PathAddress;
 use roce::packet::{Aeth, AtomicEth, Deth, Reth, Syndrome, Trailer, position_of};
 use roce::{Content, Fragment, NakCode, Packet, Position, Psn, ServiceType};
 
-/// Version of what processes of a fabric share: directory, channels, records. A process of another one is refused when it joins.
+/// Version of what processes of a fabric share: directory, channels, records. Another version cannot join.
 pub const VERSION: u32 = 14;
 /// Declares places in memory that processes of a fabric share; a change of one is a new version.
 macro_rules! places {
@@ -116,7 +116,7 @@ pub fn head_bytes(packet: &Packet) -> usize {
     8 * (words + if carries_path(packet) { PATH_WORDS } else { 0 })
 }
 
-/// Header words of a packet that carries so many bytes: all of its payload, or the first of it. An answer's are the first.
+/// Header words of a packet with `carried` bytes of its payload, the first or all. An answer's are the first.
 #[inline(always)]
 pub fn encode(packet: &Packet, carried: u32) -> [u64; REQUEST_WORDS] {
     let position = packet.content.position();
@@ -221,8 +221,8 @@ pub fn record_len(word0: u64, published: u64) -> Result<usize, RecordError> {
     if fits && len.is_multiple_of(8) { Ok(len as usize) } else { Err(RecordError::Length { len, published }) }
 }
 
-/// Checks a copy of the header of a record of `len` bytes in the lane of requests, or of answers. The packet has its payload behind
-/// [`head_bytes`].
+/// Checks a copy of the header of a record of `len` bytes in the lane of requests, or of answers. The
+/// packet's payload is behind [`head_bytes`].
 #[inline(always)]
 pub fn decode(words: &[u64; REQUEST_WORDS], len: usize, is_request: bool) -> Result<Packet, RecordError> {
     let [_, _, _, _, code, kind, flags, syndrome] = words[0].to_le_bytes();
@@ -345,7 +345,7 @@ mod tests {
         let contents: Vec<_> = contents.into_iter().chain(naks).collect();
         SERVICES.into_iter().flat_map(move |service| {
             let contents = contents.clone();
-            // Datagrams have a Q_Key where atomics have their operand. A reliable connection alone is answered.
+            // Datagrams have a Q_Key in the place of an atomic's operand. Only RC is answered.
             let is_there = move |content: &Content| match service {
                 ServiceType::Rc => true,
                 ServiceType::Uc => content.is_request(),

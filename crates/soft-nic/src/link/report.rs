@@ -35,8 +35,8 @@ pub enum NoPeer {
     Empty(u8),
     #[error("the process in slot {0} of the fabric has ended, or cannot be watched")]
     Gone(u8),
-    /// The peer could not attach to the channel, gave it up, or wrote nonsense into it; or a copy of a GPU's may still write or read
-    /// there.
+    /// The peer could not attach to the channel, closed it, or wrote nonsense into it; or a GPU's copy may
+    /// still write or read there.
     #[error("the channel to slot {0} of the fabric is refused or closed")]
     Closed(u8),
     /// An errno.

@@ -1,5 +1,5 @@
-//! The directory's name, and the search for it: the version of its layout stands in the name, so that a process of another version
-//! is found without a look into its memory.
+//! The directory's name, and the search for it. The version of its layout is in the name, so that a process
+//! of another version is found without reading its memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,8 +15,8 @@ use crate::os::{SharedMemory, system};
 /// What all names begin with; the version follows. Every version keeps to this, and seals the memfd.
 const PREFIX: &str = "softnic-fabric-v";
 
-/// Name of the directory's memfd. Holds everything that must agree: processes that could not reach each other's `/proc` entries or
-/// number processes differently never meet.
+/// Name of the directory's memfd, with all that must agree: processes that cannot reach each other's `/proc`
+/// entries, or that number processes differently, never meet.
 pub(super) fn full_name(name: &str) -> io::Result<String> {
     Ok(format!("{}{name}", name_prefix()?))
 }
@@ -28,7 +28,7 @@ pub(super) fn name_prefix() -> io::Result<String> {
     Ok(format!("{PREFIX}{version}-{user}-{}-{}-", inode("net")?, inode("pid")?))
 }
 
-/// Name of the socket that is the turn to join: without the version, so that no two versions join at once and miss each other.
+/// Name of the socket that locks joining: without the version, or two versions could join at once unseen.
 pub(super) fn turn_name(full_name: &str) -> String {
     let rest = full_name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
     rest.map_or(full_name.to_owned(), |(_, place)| format!("softnic-fabric-{place}"))
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::link::fabric::{Fabric, FabricError};
 
-    /// As another version would have made it: a sealed memfd with the version in its name, and what else we know nothing of.
+    /// As another version would make it: a sealed memfd with the version in its name; the rest is unknown.
     fn planted(name: &str, version: u32, len: usize) -> OwnedFd {
         let ours = full_name(name).unwrap();
         let theirs = ours.replacen(&format!("v{}-", record::VERSION), &format!("v{version}-"), 1);

@@ -8,8 +8,8 @@
 //!           24   the call of a `softnic ctl`, or 0
 //!           64   pid, generation, start time, start of the stack, cookie, descriptor of the directory + 1
 //!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
-//!           1152 UDP ports of this slot's process: 32 words, the port there in the low bits, an address folded to 47 bits,
-//!                and whether the process owns port 4791 of the address
+//!           1152 UDP ports of this slot's process: 32 words, the port there in the low bits, an address
+//!                folded to 47 bits, and whether the process owns port 4791 of the address
 //!           1408 services that its connection manager listens to: 64 words, see `services`
 //! ```
 
@@ -18,7 +18,7 @@ use crate::config::{MAX_DEVICES, MAX_PORTS};
 /// Most processes on one fabric.
 pub const SLOTS: usize = 128;
 
-/// UDP ports that a slot can name: one an address, of which each port of each device has one of either family.
+/// UDP ports that a slot can name: one an address; each port of each device has an address of each family.
 pub const PORTS: usize = 2 * MAX_DEVICES as usize * MAX_PORTS as usize;
 
 /// Services that one process may listen to.

@@ -1,4 +1,4 @@
-//! Processes of the fabric as `/proc` and a pidfd show them: whether one is still the process that took its slot.
+//! Processes of the fabric as `/proc` and a pidfd show them: is one still the process that took its slot?
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -52,7 +52,7 @@ impl SlotOwner {
         if alive { Ok(Process { pidfd }) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     }
 
-    /// Whether the one that took the slot is still there. Without a descriptor or memory to ask with, it counts as there.
+    /// Whether the slot's process lives. Without a descriptor or memory to ask with, it counts as alive.
     pub(super) fn lives(&self) -> bool {
         self.watch().map_or_else(|error| is_shortage(&error), |_| true)
     }

@@ -1,8 +1,8 @@
-//! Which services the connection managers of a fabric listen to: words of each slot, written by its own process alone.
+//! Services that a fabric's connection managers listen to: words of each slot, written only by its process.
 //!
-//! A word is 0, or: bit 63 set, bits 25 to 56 the address (IPv4, or what an IPv6 address is folded into; 0 for every
-//! address), bits 0 to 24 the service id. Service ids of IP are below 2^25 (1, the protocol, the port: Annex A11); others are not
-//! announced.
+//! A word is 0, or: bit 63 set; bits 25 to 56 the address (IPv4, or an IPv6 address folded; 0 for every
+//! address); bits 0 to 24 the service id. Service ids of IP are below 2^25 (1, the protocol, the port: Annex
+//! A11); others are not announced.
 
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
@@ -55,8 +55,8 @@ pub enum ServiceError {
 }
 
 impl Fabric {
-    /// Announces that this process listens. Written first and looked at afterwards, so that of two processes that do so at
-    /// once not both succeed.
+    /// Announces that this process listens. Writes the word before it checks, so that two processes that
+    /// announce at once cannot both succeed.
     pub fn announce(&self, service: ServiceWord) -> Result<(), ServiceError> {
         let free = (0..SERVICES).find(|index| self.service(self.slot(), *index).is_none());
         let index = free.ok_or(ServiceError::Full)?;
@@ -94,7 +94,7 @@ impl Fabric {
     fn find_service(&self, is_it: impl Fn(u8, ServiceWord) -> bool) -> Option<u8> {
         (0..SLOTS as u8).find(|slot| {
             let mut words = (0..SERVICES).filter_map(|index| self.service(*slot, index));
-            // Asking the kernel whether a process runs costs five system calls, and any host of the network may make us ask.
+            // Asking the kernel takes five system calls, and any host of the network may make us ask.
             words.any(|word| is_it(*slot, word)) && self.slot_owner(*slot).is_some_and(|owner| owner.lives())
         })
     }

@@ -1,7 +1,7 @@
-//! A fabric seen from a process without a NIC: which processes have one, and how a `softnic ctl` asks one of them to call back.
+//! A fabric seen from outside: which processes have a NIC, and how `softnic ctl` asks one to call back.
 //!
-//! A caller writes one word of the slot, the call, and rings the bell. Calls are taken by swapping them for 0, so that none is
-//! taken twice; the number in it says where the caller waits.
+//! A caller writes the call, one word of the slot, and rings the bell. A call is taken by swapping it for 0,
+//! so that none is taken twice; its number says where the caller waits.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -68,14 +68,14 @@ impl FabricView {
         owner.watch().is_ok() && is_open_in(&self.full_name, owner).unwrap_or(false)
     }
 
-    /// Asks the NIC of this process to connect to the process that `call` names; not 0. False: another's call waits there.
+    /// Asks this process's NIC to connect to the one that `call` (not 0) names. False: another call waits.
     pub fn call(&self, member: &FabricMember, call: u64) -> bool {
         let base = slot_at(member.slot);
         let word = self.directory.word(base + at::CALL);
         if word.compare_exchange(0, call, Ordering::AcqRel, Ordering::Relaxed).is_err_and(|old| old != call) {
             return false;
         }
-        // Between the call and the bell: either the NIC sees the call before it sleeps, or we see that it sleeps.
+        // Between call and bell: either the NIC sees the call before it sleeps, or we see that it sleeps.
         fence(Ordering::SeqCst);
         ring(self.directory.half(base + at::BELL));
         true

@@ -21,7 +21,7 @@ impl Link {
         self.lane_room(slot, Lane::Request)
     }
 
-    /// Sleeps until a peer rings, [`super::fabric::Fabric::rouse`] is called, or `max` is over; not at all when something has arrived.
+    /// Sleeps until a peer rings, [`super::fabric::Fabric::rouse`] or `max`; not if something has arrived.
     pub fn sleep(&mut self, max: Duration) {
         if let Some(sleep) = self.prepare_sleep() {
             sleep.wait(max);

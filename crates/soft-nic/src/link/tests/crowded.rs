@@ -16,7 +16,7 @@ use crate::link::{Link, LinkConfig};
 use crate::os::system;
 use crate::runtime::idle::{DEEP_SLEEP_NS, IdlePolicy, Pause, SystemClock};
 
-/// What a program and its NIC's thread share: a doorbell, a completion counter, and memory that the peer writes.
+/// What a program and its NIC's thread share: a doorbell, a completion counter, memory that the peer writes.
 #[derive(Default)]
 struct Words {
     posted: AtomicU64,

@@ -1,4 +1,4 @@
-//! Pages that the kernel lends to nobody, as most dma-bufs' are. The pages are those that every process has for its clock
+//! Pages that the kernel does not lend, like those of most dma-bufs: the clock pages of every process
 //! (`[vvar]`, vdso(7)), whose mapping has the same flags (`VM_PFNMAP`).
 
 use mlx5_device::carrier::{Carrier as _, Inbound as _};

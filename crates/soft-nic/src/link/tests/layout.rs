@@ -1,4 +1,4 @@
-//! What processes of a fabric share, word by word. A build that lays it out otherwise has to say so by its version.
+//! What processes of a fabric share, word by word. A build with another layout must have another version.
 
 use mlx5_device::carrier::PathAddress;
 use roce::packet::{Aeth, Deth, Reth, Syndrome};

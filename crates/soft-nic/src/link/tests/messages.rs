@@ -42,7 +42,7 @@ pub fn segment(bytes: &[u8]) -> Segment {
     Segment { addr: bytes.as_ptr() as u64, len: bytes.len() as u64 }
 }
 
-/// The sizes where something changes: nothing, one byte, words, the inline limit, the fragment limit, several fragments.
+/// Sizes where something changes: nothing, one byte, words, inline limit, fragment limit, several fragments.
 const SIZES: [usize; 12] = [
     0,
     1,

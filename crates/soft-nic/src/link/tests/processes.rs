@@ -241,7 +241,7 @@ fn changeling() {
     panic!("{error}");
 }
 
-/// Takes WRITEs into a buffer of 2 MiB, acknowledges once a round with the number received, and answers READs.
+/// Takes WRITEs into a buffer of 2 MiB, acknowledges once a round with their number, and answers READs.
 fn sink() {
     let mut link = Link::join(child_config()).unwrap();
     let memory: Vec<AtomicU64> = (0..1 << 18).map(|_| AtomicU64::new(0)).collect();

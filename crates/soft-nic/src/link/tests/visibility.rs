@@ -1,7 +1,7 @@
 //! What a program that polls memory sees of a WRITE: bytes in increasing addresses, the last word last.
 //!
-//! A reader spins on the last word of each message (or on one in the middle) and then checks all the words before it.
-//! Messages go to slots in turn, and none is overwritten before the reader has checked it.
+//! A reader spins on the last word of each message (or one in the middle), then checks all the words before
+//! it. Messages go to slots in turn, and none is overwritten before the reader has checked it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! The engine's packets on UDP: headers, padding and ICRC put on and taken off.
 //!
-//! RoCEv2 as IBTA Annex A17 has it, over IPv4 and IPv6. Every packet of a process leaves from one port of the dynamic range.
-//! Type of service, flow label and hop limit are the kernel's defaults, and not known of what arrives: the ICRC does not cover
-//! them. Over IPv4 a socket does not say the identification either, see [`icrc::check_any_identification`].
+//! RoCEv2 as IBTA Annex A17 has it, over IPv4 and IPv6. Every packet of a process leaves from one port of the
+//! dynamic range. Type of service, flow label and hop limit are the kernel's defaults, unknown of arrivals,
+//! and not in the ICRC. Nor does a socket say an IPv4 identification, see [`icrc::check_any_identification`].
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -45,7 +45,7 @@ pub struct Wire {
     counters: WireCounters,
     /// Packets that are taken in the next round.
     kept: VecDeque<Arrived<'static>>,
-    /// The running capture, if any: it is shown every packet that leaves, and that comes for this process, whole or not.
+    /// The running capture, if any: it sees every packet that leaves or comes for this process, whole or not.
     pub capture: Option<Capture>,
     /// What is written waits for its time, for [`Wire::pass`], and more of it may.
     pub holds: bool,
@@ -83,8 +83,8 @@ impl Wire {
             }
         }
         if taken || self.refused_by_epoll {
-            // Those that are heard already stay so. One that cannot be now is tried with every look: till then what comes there is
-            // found when something else ends a sleep.
+            // Sockets already added stay so. One that fails is retried at every look; until then its
+            // datagrams are found when something else ends a sleep.
             let sockets = self.ports.iter().flat_map(SharedPort::descriptors);
             self.refused_by_epoll = sockets.filter(|fd| self.epoll.add(*fd).is_err()).count() > 0;
         }
@@ -115,8 +115,8 @@ impl Wire {
         if self.holds { delay::MAX_BYTES } else { WAITING_BYTES }
     }
 
-    /// Writes a packet from one of our addresses to another host's or process's; `payload`, the whole message's, is read from `host`.
-    /// It leaves with the next [`Wire::flush`]. Returns its bytes, from BTH to ICRC.
+    /// Writes a packet from one of our addresses to another host's or process's; reads `payload`, the whole
+    /// message's, from `host`. It leaves with the next [`Wire::flush`]. Returns its bytes, from BTH to ICRC.
     ///
     /// Errors: see [`Unsent`]; nothing was sent then.
     pub fn send(
@@ -161,13 +161,13 @@ impl Wire {
         Ok(len)
     }
 
-    /// Whether packets wait that the kernel had no room for. Where all wait for their time: whether so many do that no more may.
+    /// Whether packets wait for room in the kernel; if all wait for their time, whether no more may wait.
     pub fn has_waiting(&self) -> bool {
         let least = if self.holds { delay::MAX_BYTES } else { 1 };
         self.ports.iter().any(|port| port.waiting_bytes() >= least)
     }
 
-    /// Gives the kernel what was written; what it takes is captured now, when it leaves. Where there is a delay,
+    /// Gives the kernel what was written; what it takes is captured now, as it leaves. With a delay,
     /// [`Wire::pass`] does so.
     pub fn flush(&mut self) {
         if self.holds {
@@ -194,9 +194,9 @@ impl Wire {
         self.ports.iter_mut().find_map(|port| Some((port.address, port.take_refusal()?)))
     }
 
-    /// Hands what has come for this process to `deliver` until that returns false, and keeps the rest for the next call. What has come
-    /// for other processes is handed on in any case: `ports` gives the port of a slot's process at an address. Returns how many
-    /// datagrams were looked at; bounded.
+    /// Hands what came for this process to `deliver` until that returns false, and keeps the rest for the
+    /// next call. Hands on what came for other processes in any case: `ports` gives the port of a slot's
+    /// process at an address. Returns how many datagrams were looked at; bounded.
     pub fn poll(
         &mut self,
         now: Now,
@@ -267,7 +267,7 @@ fn udp_bytes(len: usize) -> u16 {
     (Udp::BYTES + len) as u16
 }
 
-/// Takes the headers off; checks all that does not depend on a queue. Also returns the identification of its IPv4 header.
+/// Takes the headers off; checks all that depends on no queue. Also returns the IPv4 identification.
 fn read(from: SocketAddr, at: IpAddr, bytes: &[u8]) -> Result<(Arrived<'_>, u16), Dropped> {
     let udp = Udp::new(from.port(), udp_bytes(bytes.len()));
     let malformed: Dropped = |counters| &mut counters.malformed;

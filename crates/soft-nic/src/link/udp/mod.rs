@@ -1,7 +1,7 @@
 //! RoCEv2 over UDP: what carries packets between hosts, and between network namespaces of one.
 //!
-//! One address has one UDP port 4791 and any number of NICs behind it ([`SharedPort`]); [`Wire`] is the ports of one process,
-//! with the headers of every packet. Nothing here knows queues: the device says which queue gets a packet.
+//! One address has one UDP port 4791 and any number of NICs behind it ([`SharedPort`]). [`Wire`] is the ports
+//! of one process, with the headers of every packet. The device says which queue gets a packet.
 
 mod encapsulation;
 mod port;

@@ -1,12 +1,12 @@
-//! One address, many NICs: the process that owns UDP port 4791 of an address hands on what is for queues of another.
+//! One address, many NICs: the owner of UDP port 4791 of an address hands on what is for queues of others.
 //!
-//! QPNs are unique on a fabric, and their upper bits say whose they are, so the owner looks at nothing but the destination
-//! QPN. It hands a packet on as a datagram, from port 4791 to a port of the other process on the same address: a process that can send
-//! from there owns the port, and the key of the fabric, which goes in front, says that the owner is one of its processes: the port
-//! needs no right, so that any user may own it. (Unix sockets would not do: a kernel holds ten datagrams for one, `net.unix.max_dgram_qlen`, and
-//! what one receiver leaves unread keeps the sender from all others.) When the owner ends, its sockets end with it, and the process
-//! that asks next owns the port; what was under way then is lost, as packets are. An owner that is stopped stops its address. QP1, which
-//! connection managers talk to, is the owner's. Nothing that arrives is trusted.
+//! QPNs are unique on a fabric, and their upper bits say whose they are, so the owner reads only the
+//! destination QPN. It hands a packet on as a datagram, from port 4791 to the other process's port on the
+//! same address. A process that can send from there owns the port. That needs no right, so any user may own
+//! it: the fabric's key in front says that the owner is of the fabric. (Not a Unix socket: it holds ten
+//! datagrams, `net.unix.max_dgram_qlen`, and a full one blocks the sender for all.) When the owner ends, so
+//! do its sockets; the process that asks next owns the port, and packets in flight are lost. A stopped owner
+//! stops its address. QP1, which connection managers use, is the owner's. Nothing that arrives is trusted.
 
 use std::convert::Infallible;
 use std::io;
@@ -85,8 +85,8 @@ pub struct SharedPort {
 }
 
 impl SharedPort {
-    /// Takes part in the port of `address`, and owns it when no other process does. `slot`: ours on the fabric; `key`: what only
-    /// processes of the fabric know.
+    /// Takes part in the port of `address`, and owns it when no other process does. `slot`: ours on the
+    /// fabric; `key`: known only to processes of the fabric.
     ///
     /// Errors: what the kernel says; `AddrNotAvailable`: this host has no such address.
     pub fn open((slot, key): (u8, u64), address: IpAddr) -> io::Result<SharedPort> {
@@ -136,8 +136,8 @@ impl SharedPort {
         self.own.local().port()
     }
 
-    /// Adds a packet of `len` bytes, from its BTH on, for the NICs of `to`, as [`SendBatch::push`] does. It leaves with the next
-    /// [`SharedPort::flush`].
+    /// Adds a packet of `len` bytes, from its BTH on, for the NICs of `to`, as [`SendBatch::push`] does. It
+    /// leaves with the next [`SharedPort::flush`].
     pub fn push<E>(
         &mut self,
         to: IpAddr,
@@ -157,8 +157,8 @@ impl SharedPort {
         posted
     }
 
-    /// As [`SharedPort::flush`] where there is a delay: what was added goes on at `due`, and what is due by `now` is sent.
-    /// Returns how many datagrams the kernel took or lost.
+    /// As [`SharedPort::flush`], with a delay: what was added goes on at `due`, and what is due by `now` is
+    /// sent. Returns how many datagrams the kernel took or lost.
     pub fn pass(&mut self, now: Now, due: Now, mut shown: impl FnMut(SocketAddr, u16, &[u8])) -> usize {
         if !self.batch.is_empty() {
             self.under_way_bytes += self.batch.memory_bytes();
@@ -213,9 +213,9 @@ impl SharedPort {
         self.batch.bytes() + self.under_way_bytes
     }
 
-    /// Hands packets for queues of this process to `deliver`, with the address and port that they came from, and those for others on;
-    /// `ports` gives the port of each slot's process at this address. Returns how many datagrams were looked at; bounded. A socket
-    /// that gave nothing of late is asked now and then only. `now_ns`: monotonic; `busy`: another address had something.
+    /// Hands packets for our queues to `deliver`, with source address and port, and others on; `ports` gives
+    /// the port of each slot's process at this address. Returns how many datagrams were looked at; bounded.
+    /// An idle socket is asked only now and then. `now_ns`: monotonic; `busy`: another address had something.
     ///
     /// Errors: what the kernel says.
     pub fn poll(
@@ -295,8 +295,8 @@ fn origin(head: &[u8], key: u64) -> Option<SocketAddr> {
     head.strip_suffix(&key.to_ne_bytes()).and_then(from_bytes)
 }
 
-/// A socket with a port of the dynamic range (RFC 6335), which a RoCEv2 source port is to be of; whichever the kernel has
-/// when none of some is free.
+/// A socket with a port of the dynamic range (RFC 6335), as a RoCEv2 source port is to have; if some tries
+/// find none free, with any port.
 fn open_dynamic(slot: u8, address: IpAddr) -> io::Result<Datagrams> {
     const TRIES: u16 = 16;
     let first = (std::process::id() as u16).wrapping_mul(31) ^ u16::from(slot) << 7;
