@@ -1,5 +1,5 @@
-//! IP socket addresses as the kernel has them: `struct sockaddr_in` (family, port, address) of ip(7), and `sockaddr_in6` (family, port,
-//! flow, address, scope) of ipv6(7).
+//! IP socket addresses as the kernel has them: `struct sockaddr_in` (family, port, address) of ip(7), and
+//! `sockaddr_in6` (family, port, flow, address, scope) of ipv6(7).
 
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 

@@ -1,10 +1,10 @@
 //! UDP sockets for packets whose check sum covers their IP header: many datagrams a call, each one with the
 //! identification that the kernel will give it.
 //!
-//! RoCEv2's invariant CRC covers the IPv4 identification (IBTA Annex A17). Linux sends 0 from a socket that is not connected
-//! and may not fragment (`IP_PMTUDISC_DO`), and counts up from there in the segments that it, or a card, cuts a large datagram
-//! into (`UDP_SEGMENT`; `inet_gso_segment`). Seen on 6.18 in a capture of a veth pair whose offloads were off: 0, 1, 2 … for the
-//! segments of each call. IPv6 has no such field.
+//! RoCEv2's invariant CRC covers the IPv4 identification (IBTA Annex A17). Linux sends 0 from an unconnected
+//! socket that may not fragment (`IP_PMTUDISC_DO`). It counts up from there in the segments that it, or a
+//! card, cuts a large datagram into (`UDP_SEGMENT`; `inet_gso_segment`). Seen on 6.18, on a veth pair with
+//! offloads off: 0, 1, 2 … for the segments of each call. IPv6 has no such field.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -25,8 +25,8 @@ const RUN_BYTES: usize = 65_535 - 20 - 8;
 /// Most bytes that a datagram may have: MTU 4096 with every header, ICRC and pad, and room to spare.
 pub const MAX_DATAGRAM: usize = 4_608;
 
-/// Messages that one call takes in at most; each is a datagram, or several of one sender that the kernel left in one piece
-/// (`UDP_GRO`) …
+/// Most messages that one call takes in; each is a datagram, or several of one sender that the kernel left in
+/// one piece (`UDP_GRO`) …
 const RECEIVED: usize = 16;
 
 /// … and where few come: to lay out sixteen takes a third as long as to learn that none came.
@@ -64,8 +64,8 @@ pub struct SendBatch {
 }
 
 impl SendBatch {
-    /// Adds a datagram of `len` bytes, written by `fill`, which is told the identification that its IPv4 header will have. `fill` may
-    /// fail: its error comes back, and nothing is added then. False: nothing is added, since `len` is 0 or above [`MAX_DATAGRAM`].
+    /// Adds a datagram of `len` bytes, written by `fill`, which is told its IPv4 identification. Returns an
+    /// error of `fill`; false: `len` is 0 or above [`MAX_DATAGRAM`]; nothing is added then.
     pub fn push<E>(
         &mut self,
         to: SocketAddr,
@@ -174,8 +174,8 @@ impl Datagrams {
         } else {
             system::set_option(&socket, level, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
             system::set_option(&socket, level, libc::IPV6_V6ONLY, 1)?;
-            // RoCEv2 senders leave the UDP check sum 0; IPv6 sockets drop that unless told otherwise. Ours is the kernel's: one
-            // that is right does no harm, and without one the kernel cuts no segments.
+            // RoCEv2 senders leave the UDP check sum 0; IPv6 sockets drop that unless told otherwise. Ours is
+            // the kernel's: a right one does no harm, and without one the kernel cuts no segments.
             system::set_option(&socket, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
         }
         for (by_right, name) in
@@ -189,8 +189,8 @@ impl Datagrams {
         bind(socket.as_raw_fd(), &SockaddrStorage::from(local))?;
         let local = of_storage(&getsockname(socket.as_raw_fd())?)
             .ok_or_else(|| io::Error::other("a socket without an IP address"))?;
-        // What was cut out of one piece of memory comes in one piece, between namespaces of one host at least: one system call's
-        // work instead of sixteen packets'. A kernel that cannot (before 5.0) hands over each by itself.
+        // Segments of one piece of memory come in one piece, at least between namespaces of one host: one
+        // system call's work, not sixteen packets'. A kernel before 5.0 hands over each by itself.
         let _ = system::set_option(&socket, libc::IPPROTO_UDP, libc::UDP_GRO, 1);
         Ok(Datagrams {
             socket,
@@ -211,9 +211,9 @@ impl Datagrams {
         self.local
     }
 
-    /// Sends what waits. What a full socket buffer has no room for keeps waiting; an address that cannot be reached loses
-    /// datagrams, as a wire does. Where the kernel cannot cut runs into segments, those of this call are lost, and the batch
-    /// makes none from then on. `shown` sees each datagram that the kernel takes, with the identification of its IPv4 header.
+    /// Sends what waits. What the socket buffer cannot hold stays; an unreachable address loses datagrams, as
+    /// a wire does. If the kernel cannot cut runs into segments, this call's are lost, and the batch makes no
+    /// more. `shown` sees each datagram the kernel takes, with its IPv4 identification.
     pub fn send(&self, batch: &mut SendBatch, mut shown: impl FnMut(SocketAddr, u16, &[u8])) -> Posted {
         #[cfg(test)]
         if self.stalled {
@@ -251,8 +251,8 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Hands what has arrived to `each`, up to a bounded number: from where, and its bytes. Returns how many. One that is
-    /// longer than [`MAX_DATAGRAM`] is handed on with no bytes: it is no packet of ours.
+    /// Hands what has arrived to `each`, up to a bounded number: from where, and its bytes. Returns how many.
+    /// A datagram above [`MAX_DATAGRAM`] comes with no bytes: it is no packet of ours.
     pub fn receive(&mut self, each: impl FnMut(SocketAddr, &[u8])) -> io::Result<usize> {
         if self.many > 0 { self.take_in::<RECEIVED>(each) } else { self.take_in::<FEW>(each) }
     }
@@ -278,7 +278,7 @@ impl Datagrams {
         let (number, none) = (libc::SYS_recvmmsg, std::ptr::null_mut::<libc::timespec>());
         let (list, count) = (messages.as_mut_ptr(), ROOM);
         let fd = self.socket.as_raw_fd();
-        // SAFETY: `count` messages, each with a name, a place and control bytes of the lengths that it says, none shared by two.
+        // SAFETY: `count` messages with name, place and control bytes of the lengths they say, none shared.
         let got = system::check(unsafe { libc::syscall(number, fd, list, count, libc::MSG_DONTWAIT, none) });
         let got = match got {
             Ok(got) => (got as usize).min(ROOM),
@@ -324,7 +324,7 @@ struct GroMessage {
 impl GroMessage {
     const BYTES: usize = size_of::<libc::cmsghdr>() + size_of::<libc::c_int>();
 
-    /// Length of each of several datagrams that the kernel left in one piece (`UDP_GRO`); `said`: bytes that it filled in.
+    /// Length of each of several datagrams left in one piece (`UDP_GRO`); `said`: bytes the kernel filled in.
     fn segment(&self, said: usize) -> Option<usize> {
         let libc::cmsghdr { cmsg_len, cmsg_level, cmsg_type, .. } = self.head;
         let of_gro = (Self::BYTES, libc::IPPROTO_UDP, libc::UDP_GRO);

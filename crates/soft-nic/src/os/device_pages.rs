@@ -1,9 +1,9 @@
-//! The file behind a device's descriptors: every page that a program may map lies in it at the offset that the program names,
-//! UAR pages among them.
+//! The file behind a device's descriptors: every page that a program may map, UAR pages among them, lies in
+//! it at the offset that the program names.
 //!
-//! So the kernel itself carries out an `mmap` of a device descriptor that is not interposed: a program may replace the C
-//! library's `mmap` and make the system call itself, as UCX's memory hooks do. The file has holes for all pages that there are
-//! not; its size can never change, so that no mapping of it faults.
+//! So the kernel itself carries out an `mmap` of a device descriptor that is not interposed: a program may
+//! replace the C library's `mmap` and make the system call itself, as UCX's memory hooks do. Absent pages are
+//! holes in the file; its size can never change, so that no mapping of it faults.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use mlx5_device::memory::Registers;
 use super::shared_memory::{BOTH, SharedMemory};
 use super::system::{self, PAGE};
 
-/// First page that is given out: above everything that the fixed offsets of the ABI (8 bits, 8 bits) can name.
+/// First page that is given out: above all that the fixed offsets of the ABI (8 bits, 8 bits) can name.
 const FIRST_PAGE: u64 = 1 << 16;
 
 /// One process's file of pages.
@@ -26,7 +26,7 @@ pub struct DevicePages {
 }
 
 impl DevicePages {
-    /// Size of the file. No other program makes a sparse file of just this size, so that it tells a descriptor as ours.
+    /// Size of the file. No other program makes a sparse file of this size, so it marks a descriptor as ours.
     pub const BYTES: u64 = 0x0100_f71c_0000;
 
     /// An empty file.
@@ -42,7 +42,7 @@ impl DevicePages {
         self.fd.as_fd()
     }
 
-    /// Offset of a page that was never handed out before: a mapping that outlives its page must not reach the next.
+    /// Offset of a page never handed out before: a mapping that outlives its page must not reach the next.
     ///
     /// Errors: `ENOMEM` when all have been given out, after 2^28.
     fn take(&self) -> io::Result<u64> {
@@ -65,9 +65,9 @@ impl DevicePages {
     }
 }
 
-/// One UAR page. The application maps it from the device's descriptor at [`UarPage::offset`]; the NIC has a mapping of its own, so that an application (or
-/// libmlx5 at close) that unmaps early cannot make the NIC touch foreign memory. Not inherited over fork, as the
-/// kernel's UAR mappings are not (VM_DONTCOPY).
+/// One UAR page, which the application maps from the device's descriptor at [`UarPage::offset`]. The NIC has
+/// its own mapping, so that an application (or libmlx5 at close) that unmaps early cannot make it touch
+/// foreign memory. Not inherited over fork, as the kernel's UAR mappings are not (VM_DONTCOPY).
 #[derive(Debug)]
 pub struct UarPage {
     pages: Arc<DevicePages>,

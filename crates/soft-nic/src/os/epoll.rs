@@ -1,7 +1,7 @@
-//! One-shot epoll over sockets that are polled otherwise: one wait for all, which reports each only once armed.
+//! One-shot epoll over sockets that are polled otherwise: one wait for all; each reports only once armed.
 //!
-//! Epoll, one shot: a NIC that goes to sleep arms it, a thread that does nothing else waits, and is woken once. What had come before
-//! is reported as well, so nothing falls between the last look and the sleep. At work nothing is armed, and packets cost no wake-up.
+//! A NIC going to sleep arms it; a thread that does nothing else waits, and is woken once. What came before
+//! is reported too, so nothing falls between last look and sleep. A NIC at work arms nothing: no wake-ups.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -33,8 +33,8 @@ impl OneShotEpoll {
         })
     }
 
-    /// Adds a socket, which counts from the next [`OneShotEpoll::arm`] on; one that was added before stays. The kernel forgets a
-    /// socket that is closed.
+    /// Adds a socket, which counts from the next [`OneShotEpoll::arm`] on; one added before stays. The kernel
+    /// forgets a closed socket.
     ///
     /// Errors: the kernel's.
     pub fn add(&self, socket: RawFd) -> io::Result<()> {

@@ -1,8 +1,8 @@
-//! What a fork child must not have of its parent: it learns that it is one, closes the sockets that have an address, and begins
-//! per-process singletons anew.
+//! What a fork child must not have of its parent: it learns that it is a child, closes the sockets that have
+//! an address, and begins per-process singletons anew.
 //!
-//! A child has the memory and the descriptors of its parent, and none of its threads: one that held a lock holds it for ever. A socket that is bound to an address
-//! would keep that address for as long as the child lives.
+//! A child has its parent's memory and descriptors but none of its threads: a lock that one of them held
+//! stays locked. A bound socket would keep its address for as long as the child lives.
 
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -14,8 +14,8 @@ use nix::sys::socket::{UnixAddr, bind};
 
 use super::system::{moved_high, new_descriptor};
 
-/// Times this process has been forked into being, counted from its ancestors. A `Link` remembers it: a child sees
-/// another number and keeps away from its parent's rings.
+/// Forks that led to this process, counted from its ancestors. A `Link` remembers it: a child sees another
+/// number and keeps away from its parent's rings.
 pub fn fork_generation() -> u32 {
     static GENERATION: AtomicU32 = AtomicU32::new(0);
     static HOOKED: Once = Once::new();
@@ -43,11 +43,11 @@ pub fn fork_generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Taken while such a socket comes or goes, and by `fork`: a child closes exactly the sockets that it inherited.
+/// Taken while such a socket comes or goes, and by `fork`: a child closes exactly the sockets it inherited.
 static FORKS_LOCKED: AtomicBool = AtomicBool::new(false);
 
-/// Sockets that a process may have: two for each of 32 addresses, those of the connection manager, and as much again for a program,
-/// a test say, that has several NICs.
+/// Sockets that a process may have: two for each of 32 addresses, those of the connection manager, and as
+/// many again for a program, such as a test, that has several NICs.
 const MOST: usize = 256;
 
 /// Sockets that fork children close: a descriptor, or `FREE`.
@@ -61,8 +61,8 @@ fn lock_forks() {
     }
 }
 
-/// A socket of this process alone: `fork` would give it to a child, which might live for ever and keep its address; the
-/// child's fork handler closes it.
+/// A socket of this process alone: a fork child, which might live for ever and keep its address, closes it in
+/// its fork handler.
 #[derive(Debug)]
 pub struct NoForkSocket {
     socket: Option<OwnedFd>,
@@ -84,8 +84,8 @@ impl NoForkSocket {
         made
     }
 
-    /// Binds an abstract name: only one process can have it, and the kernel frees it when that process ends. `None`: it is taken, or too
-    /// many threads of this process try at once.
+    /// Binds an abstract name: only one process can have it, and the kernel frees it when that process ends.
+    /// `None`: it is taken, or too many threads of this process try at once.
     ///
     /// Errors: the kernel's, or a name that is too long.
     pub fn lock(name: &str) -> io::Result<Option<NoForkSocket>> {
@@ -150,8 +150,8 @@ impl ForgetInChild {
     }
 }
 
-/// A singleton of one process, made when it is first asked for, and never freed: in a fork child the parent's stays where it is, and
-/// is not used again.
+/// A singleton of one process, made when first asked for, never freed: in a fork child the parent's stays
+/// where it is, unused.
 pub struct PerProcess<T>(AtomicPtr<Made<T>>);
 
 struct Made<T> {

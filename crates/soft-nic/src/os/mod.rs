@@ -1,4 +1,4 @@
-//! The operating system, as safe functions: sockets and datagrams, forks, interfaces, pages that processes share.
+//! The operating system, as safe functions: sockets and datagrams, forks, interfaces, shared pages.
 
 pub mod address;
 pub mod datagrams;

@@ -1,7 +1,7 @@
 //! Pipes whose read end the program owns.
 //!
-//! The NIC keeps a read end of its own (another open file, so never blocking) for two reasons: writing to a pipe that the program
-//! closed must not raise SIGPIPE, and what is unread can be taken back.
+//! The NIC keeps a read end of its own (another open file, so never blocking) for two reasons: writing to a
+//! pipe that the program closed must not raise SIGPIPE, and unread bytes can be taken back.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Mappings of memory that processes share: words as atomics, and bytes that only the guarded copies of `dma` touch.
+//! Mappings of memory that processes share: words as atomics, bytes by the guarded copies of `dma` only.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -25,8 +25,8 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Maps the first `len` bytes (whole pages). The memfd must be sealed against shrinking, or a peer could make our
-    /// loads fault: [`sealed_len`](super::system::sealed_len) tells.
+    /// Maps the first `len` bytes (whole pages). The memfd must be sealed against shrinking, or a peer could
+    /// make our loads fault: [`sealed_len`](super::system::sealed_len) tells.
     ///
     /// Errors: the kernel's (`ENOMEM`).
     pub fn map(fd: &OwnedFd, len: usize) -> io::Result<SharedMemory> {
@@ -90,8 +90,8 @@ impl SharedMemory {
         assert!(offset.is_multiple_of(8) && offset + 8 * N <= self.len, "words at {offset} of {}", self.len);
         // SAFETY: in bounds, as just checked.
         let at = unsafe { self.base.add(offset) };
-        // SAFETY: aligned (the base is a page); an atomic has the layout of its integer; the mapping lives as long as
-        // `self`, and everyone uses this memory by atomics.
+        // SAFETY: aligned (the base is a page); an atomic has the layout of its integer; the mapping lives as
+        // long as `self`, and everyone uses this memory by atomics.
         unsafe { &*at.cast::<[AtomicU64; N]>() }
     }
 

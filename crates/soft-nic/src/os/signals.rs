@@ -1,4 +1,4 @@
-//! Signal masks of threads: the NIC's threads take no signal of the program, and a command's faults come through.
+//! Signal masks of threads: the NIC's take no signal of the program, and a command's faults come through.
 
 use std::io;
 use std::thread::JoinHandle;
@@ -11,7 +11,7 @@ pub const NIC_THREAD: &str = "softnic-nic";
 /// The two signals that the guard of application memory recovers from.
 const FAULTS: [Signal; 2] = [Signal::SIGSEGV, Signal::SIGBUS];
 
-/// Others that would end the process if they were blocked, instead of reaching the handler that recovers from them.
+/// Others that, if blocked, would end the process instead of reaching the handler that recovers from them.
 const OWN: [Signal; 4] = [Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGABRT];
 
 /// Starts a thread of the NIC's that takes no signal of the program: it inherits the mask.
@@ -25,8 +25,8 @@ pub fn spawn<T: Send + 'static>(
     std::thread::Builder::new().name(name.to_owned()).spawn(run)
 }
 
-/// Lets fault signals through on this thread: the kernel ends a process that faults with them blocked, and a command must
-/// survive a bad address on a thread that blocks everything.
+/// Lets fault signals through on this thread: the kernel ends a process that faults with them blocked, and a
+/// command must survive a bad address on a thread that blocks everything.
 pub fn unblock_faults() -> MaskBefore {
     MaskBefore::change(SigmaskHow::SIG_UNBLOCK, &SigSet::from_iter(FAULTS))
 }
@@ -47,7 +47,7 @@ impl Drop for MaskBefore {
     }
 }
 
-/// Whether this thread lets fault signals through; asked of the kernel once a thread, since the pump is for polling.
+/// Whether this thread lets fault signals through; asks the kernel once a thread, as the pump is for polling.
 pub fn faults_recoverable() -> bool {
     thread_local! {
         static KNOWN: bool = SigSet::thread_get_mask()

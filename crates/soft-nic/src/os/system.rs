@@ -1,7 +1,7 @@
 //! Kernel calls that the standard library has not, as safe functions: memfds, futexes, pidfds, thread tuning.
 //!
-//! By raw system calls where libc has a wrapper whose hook may wait for the NIC (`mmap`, `ioctl`): the NIC must not come back through
-//! it while it holds its lock. Hooks of paths and of directories wait for nothing that the NIC holds.
+//! Raw system calls where libc's wrapper has a hook that may wait for the NIC (`mmap`, `ioctl`): the NIC must
+//! not come back through it with its lock held. Hooks of paths and directories wait for nothing it holds.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -53,7 +53,7 @@ pub fn thread_cpu_ns() -> u64 {
     clock_ns(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// How often the calling thread was taken off its core while it could have gone on (involuntary context switches).
+/// How often the calling thread lost its core while it could have gone on (involuntary context switches).
 pub fn thread_preemptions() -> u64 {
     getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.involuntary_context_switches() as u64)
 }
@@ -86,7 +86,7 @@ pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     Ok(moved_high(fd))
 }
 
-/// Errors: a file of this length is above the limit of file sizes; the kernel would end the process that writes it (SIGXFSZ).
+/// Errors: a file of this length is above the file size limit; writing it would end the process (SIGXFSZ).
 pub fn check_file_size(len: u64) -> io::Result<()> {
     match limit(Resource::RLIMIT_FSIZE).filter(|limit| *limit < len) {
         None => Ok(()),
@@ -100,7 +100,7 @@ fn limit(resource: Resource) -> Option<u64> {
     Some(limit).filter(|limit| *limit != RLIM_INFINITY)
 }
 
-/// What the kernel said, with the limit of the address space where that may be why: it refuses memory, and threads.
+/// What the kernel said; with the address space limit where that may be why (memory, threads refused).
 pub fn refusal(errno: i32) -> String {
     let error = io::Error::from_raw_os_error(errno);
     let limit = limit(Resource::RLIMIT_AS).filter(|_| [libc::ENOMEM, libc::EAGAIN].contains(&errno));
@@ -134,8 +134,8 @@ pub fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Opens a memfd of another process by its path below `/proc`. Neither blocks nor has an effect, whatever the path leads to: what is
-/// no memfd is not opened, and a memfd under a lease is refused (`O_NONBLOCK`).
+/// Opens a memfd of another process by its path below `/proc`. Never blocks and has no effect, whatever the
+/// path leads to: opens only memfds, and a memfd under a lease is refused (`O_NONBLOCK`).
 ///
 /// Errors: the kernel's; `InvalidInput`: no memfd.
 pub fn open_memfd(path: &str) -> io::Result<OwnedFd> {
@@ -153,7 +153,7 @@ pub(super) fn open(path: &CStr, flags: i32) -> io::Result<OwnedFd> {
     new_descriptor!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags | libc::O_CLOEXEC)
 }
 
-/// Number of the file system that a file lies in. Asks no server of a remote or a user's file system (`AT_STATX_DONT_SYNC`).
+/// Number of a file's file system. Asks no server of a remote or user-space one (`AT_STATX_DONT_SYNC`).
 fn device_of(fd: &OwnedFd) -> io::Result<(u32, u32)> {
     // SAFETY: plain old data.
     let mut about: libc::statx = unsafe { std::mem::zeroed() };
@@ -175,11 +175,11 @@ pub fn secret() -> io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Sleeps until `word` is no longer `expected`, a wake-up, or the time is over. The word may be shared with others.
+/// Sleeps until `word` is no longer `expected`, a wake-up, or the time-out. The word may be shared.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     let (sec, nsec) = (timeout.as_secs() as libc::time_t, timeout.subsec_nanos().into());
     let time = libc::timespec { tv_sec: sec, tv_nsec: nsec };
-    // SAFETY: the word and the time live through the call; every outcome (woken, changed, timed out) means "look again".
+    // SAFETY: word and time live through the call; any outcome (woken, changed, timed out): "look again".
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &time) };
 }
 
@@ -198,17 +198,17 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
 /// Whether a read would not wait; of a pidfd: its process has ended. About 0.2 µs.
 pub fn is_readable(fd: &impl AsRawFd) -> bool {
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid entry, no wait. A raw call, because the C library's is a place where threads are cancelled.
+    // SAFETY: one valid entry, no wait. A raw call: the C library's is a place where threads are cancelled.
     let ready = unsafe { libc::syscall(libc::SYS_poll, &mut poll, 1, 0) };
     ready == 1 && poll.revents & libc::POLLIN != 0
 }
 
-/// Tunes the calling thread for short sleeps: timers to the nanosecond instead of 50 µs late, and a scheduling slice of
-/// 0.1 ms.
+/// Tunes the calling thread for short sleeps: timers to the nanosecond instead of 50 µs late, and a
+/// scheduling slice of 0.1 ms.
 ///
-/// The slice matters where programs spin on every core: since Linux 6.12 a waking thread with a shorter slice than the
-/// running one preempts it at once; before, and for refusals, the thread just runs with the usual slice. No rights
-/// are needed, the priority stays what it was.
+/// The slice matters where programs spin on every core. Since Linux 6.12 a waking thread with a shorter slice
+/// than the running one preempts it at once; before, and for refusals, the thread runs with the usual slice.
+/// No rights are needed, the priority stays what it was.
 pub fn tune_thread() {
     let _ = set_timerslack(1);
     let size = size_of::<libc::sched_attr>() as u32;
@@ -246,8 +246,8 @@ pub fn allowed_cores() -> usize {
     sched_getaffinity(THIS_THREAD).map_or(1, count)
 }
 
-/// Moves the calling thread to another of the cores that it may run on, where there is one; it may come back later. What
-/// another thread sets in between is lost, and the set of before stays.
+/// Moves the calling thread to another core that it may run on, if there is one; it may come back later. What
+/// another thread sets in between is lost, and the earlier set stays.
 pub fn leave_core() {
     let (Ok(all), Ok(here)) = (sched_getaffinity(THIS_THREAD), sched_getcpu()) else { return };
     let mut others = all;

@@ -1,9 +1,9 @@
-//! Datagrams between the processes of one user on one host, by abstract Unix names: how connection managers of one fabric
-//! reach each other. The kernel frees such a name when its process ends.
+//! Datagrams between processes of one user on one host, by abstract Unix names: how connection managers of
+//! one fabric reach each other. The kernel frees such a name when its process ends.
 //!
-//! Every user of the host can send to an abstract name. So each datagram begins with a key, and the kernel drops a datagram without
-//! it in its sender's own call (`SO_ATTACH_FILTER`, socket(7)). A receiver of such a datagram would close the files that came with
-//! it, and the closing takes as long as their owner wants (`SO_LINGER`, a file system in user space).
+//! Every user of the host can send to an abstract name. So each datagram begins with a key, and the kernel
+//! drops one without it in its sender's own call (`SO_ATTACH_FILTER`, socket(7)). A receiver would close the
+//! files that came with it, which takes as long as their owner wants (`SO_LINGER`, a user-space file system).
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -28,7 +28,7 @@ pub struct ReceiveCounts {
     pub refused: usize,
 }
 
-/// A socket for datagrams with a key, which other users must not know. Without a name it sends only: it cannot be answered.
+/// A socket for datagrams with a key secret from other users. Without a name it sends only: no answers.
 #[derive(Debug)]
 pub struct KeyedSocket {
     socket: NoForkSocket,
@@ -45,8 +45,8 @@ impl KeyedSocket {
     }
 
     /// Binds this abstract name, which other processes send to. Does not wait, so that it can be opened under
-    /// a lock: a name may outlive its socket for a moment, while a program that another thread is starting holds copies of all
-    /// descriptors.
+    /// a lock: a name may outlive its socket for a moment, while a program that another thread is starting
+    /// holds copies of all descriptors.
     ///
     /// Errors: what the kernel says; `AddrInUse`: a socket has that name.
     pub fn bound(name: &str, key: u64) -> io::Result<KeyedSocket> {
@@ -58,10 +58,10 @@ impl KeyedSocket {
         Ok(unbound)
     }
 
-    /// Sends a datagram, in two pieces, to the socket of that name; a socket with another key drops it. Does not wait.
+    /// Sends a datagram, in two pieces, to the socket of that name; another key's drops it. Does not wait.
     ///
-    /// Errors: what the kernel says; `ConnectionRefused`: no socket has that name; `WouldBlock`: it is full (a kernel holds ten,
-    /// `net.unix.max_dgram_qlen`).
+    /// Errors: what the kernel says; `ConnectionRefused`: no socket has that name; `WouldBlock`: it is full
+    /// (a kernel holds ten, `net.unix.max_dgram_qlen`).
     pub fn post(&self, to: &str, head: &[u8], bytes: &[u8]) -> io::Result<()> {
         let address = UnixAddr::new_abstract(to.as_bytes())?;
         let whole = [&self.key, head, bytes].concat();
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(sent, Ok(8));
     }
 
-    /// The receiver of a datagram closes the files that came with it, and waits as long as their closing does.
+    /// The receiver of a datagram closes the files that came with it, and waits as long as that takes.
     #[test]
     fn a_stranger_s_datagram_and_its_files_end_in_the_stranger_s_own_call() {
         let theirs = KeyedSocket::bound(&name("strange"), KEY_OF_TESTS).unwrap();

@@ -1,6 +1,6 @@
 //! Abstract stream sockets between two processes of one user, with a deadline on every call (unix(7)).
 //!
-//! One side is a thread within the user's program. The interposer hooks none of what std and nix call here but `close`.
+//! One side is a thread of the user's program. Of all calls made here the interposer hooks only `close`.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -91,8 +91,8 @@ impl Stream {
         Ok((Stream(stream), Peer { pid: credentials.pid() as u32, user: credentials.uid() }))
     }
 
-    /// Sends all of `bytes`, without a signal when the reader has closed its end. In pieces: the kernel counts its limit anew for each
-    /// buffer of some 32 KiB that it waits for.
+    /// Sends all of `bytes`, without a signal when the reader has closed its end. In pieces: the kernel
+    /// counts its limit anew for each buffer of some 32 KiB that it waits for.
     ///
     /// Errors: the kernel's, or `TimedOut`.
     pub fn send(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
