@@ -18,7 +18,7 @@ pub enum Address {
     #[default]
     None,
     Ip(SocketAddr),
-    /// InfiniBand's own: kept, never resolved. librdmacm binds one to learn whether a kernel knows the newer commands.
+    /// InfiniBand's own: kept, never resolved. librdmacm binds one to see if a kernel has the newer commands.
     Ib([u8; 48]),
 }
 
@@ -37,7 +37,7 @@ impl Address {
     /// Every IPv4 address, and no port.
     pub const ANY_V4: Address = Address::Ip(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0)));
 
-    /// Reads what is at the beginning of `bytes`; `None` for a family that is not known here, or too few bytes.
+    /// Reads the start of `bytes`; `None` for a family that is not known here, or too few bytes.
     pub fn read(bytes: &[u8]) -> Option<Address> {
         if bytes.starts_with(&AF_IB.to_ne_bytes()) {
             return bytes.first_chunk().copied().map(Address::Ib);

@@ -1,4 +1,4 @@
-//! One `write` to `/dev/infiniband/rdma_cm`, decoded: header and command copied once, lengths checked, answered.
+//! One `write` to `/dev/infiniband/rdma_cm`: header and command copied once, lengths checked, answered.
 //!
 //! Commands as in `rdma/rdma_user_cm.h`, ABI 4. What they do is in `commands`, but for GET_EVENT.
 
@@ -15,8 +15,8 @@ use crate::abi::layout::{Reader, ucm_event_resp, ucm_hdr};
 /// The longest command, ACCEPT, with room to spare: what a newer library adds behind is not looked at.
 const MAX_COMMAND: usize = 512;
 
-/// Name, by command number. Empty: GET_OPTION, which no kernel has, and BIND_IP, RESOLVE_IP, QUERY_ROUTE and JOIN_IP_MCAST, which
-/// librdmacm sends to a kernel that has no BIND, RESOLVE_ADDR, QUERY and JOIN_MCAST: it binds an `AF_IB` address first to learn that.
+/// Name, by command number. Empty: GET_OPTION, which no kernel has, and BIND_IP, RESOLVE_IP, QUERY_ROUTE and
+/// JOIN_IP_MCAST: librdmacm first binds an `AF_IB` address to learn that a kernel has their successors.
 #[rustfmt::skip]
 const NAMES: [&str; 23] = [
     "CREATE_ID", "DESTROY_ID", "", "", "RESOLVE_ROUTE", "", "CONNECT", "LISTEN", "ACCEPT", "REJECT", "DISCONNECT", "INIT_QP_ATTR",
@@ -50,7 +50,7 @@ pub struct CallContext<'a> {
 impl Call {
     /// Copies what the program writes.
     ///
-    /// Errors: `EFAULT`; `EINVAL` for lengths that do not fit and unknown commands; `ENOSYS` for one that is not answered here.
+    /// Errors: `EFAULT`; `EINVAL` for unfit lengths and unknown commands; `ENOSYS` for one not answered here.
     pub fn read(memory: &dyn Memory, address: u64, len: usize) -> Answer<Call> {
         refuse_if!(len < ucm_hdr::SIZE, EINVAL, "{len} bytes, a command has a header of 8");
         let mut bytes = vec![0; len.min(ucm_hdr::SIZE + MAX_COMMAND)];

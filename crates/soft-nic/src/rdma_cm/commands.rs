@@ -1,6 +1,6 @@
 //! The commands of a program but GET_EVENT, each about one of its ids.
 //!
-//! Numbers and fields as in `rdma/rdma_user_cm.h`, ABI 4; which errno for which mistake as Linux's `drivers/infiniband/core/ucma.c` has it.
+//! Numbers and fields: `rdma/rdma_user_cm.h`, ABI 4; errnos as in Linux's `drivers/infiniband/core/ucma.c`.
 
 use mlx5_device::Answer;
 use mlx5_device::command::{refusal, refuse_if};

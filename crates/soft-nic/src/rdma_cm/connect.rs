@@ -1,6 +1,6 @@
 //! Connecting: commands to the connection manager, and its events to the program.
 //!
-//! Constants and field by field as Linux's `cma.c` fills requests and `ucma.c` events; see `Req` for what each means.
+//! Constants and fields as Linux's `cma.c` fills requests and `ucma.c` events; see `Req` for their meaning.
 
 use std::net::Ipv6Addr;
 
@@ -86,7 +86,7 @@ pub fn life_time(id: &Id) -> u8 {
     id.ack_timeout.map_or(PACKET_LIFE_TIME, |timeout| timeout.saturating_sub(1))
 }
 
-/// The path of an id, resolved or of a request. InfiniBand's is within one subnet, as a subnet administrator gives it.
+/// An id's path, resolved or of a request; InfiniBand's in one subnet, as a subnet administrator gives it.
 pub fn path(devices: &[DeviceConfig], id: &Id, device: &DeviceConfig) -> Path {
     let delay = device.model.capabilities().local_ca_ack_delay;
     let end = |address: Address| port_gid(devices, address.gid().unwrap_or_default());

@@ -1,6 +1,6 @@
 //! Connection ids of programs, and all that one process's connection manager knows.
 //!
-//! States and checks follow Linux's `drivers/infiniband/core/cma.c`: which call goes with which state, and its errno.
+//! Which call goes with which state, and its errno, follow Linux's `drivers/infiniband/core/cma.c`.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -305,8 +305,8 @@ impl Ids {
         Ok(())
     }
 
-    /// Device, source and destination address for a destination, from a device and the address that it is bound to, or
-    /// from any. Error: an errno.
+    /// Device, source and destination address for a destination, from a device and the address that it is
+    /// bound to, or from any. Error: an errno.
     fn reach(
         &self,
         from: Option<usize>,
@@ -327,7 +327,7 @@ impl Ids {
             let gid = self.devices.get(device).and_then(ip_gid).ok_or(libc::ENODEV)?;
             return Ok((device, gid, gid));
         };
-        // All processes of a fabric have the same devices: the destination is of one of these, or somewhere on the wire.
+        // A fabric's processes have the same devices: the destination is on one of these, or on the wire.
         let (device, source) = match self.device_of(to) {
             Some(device) => (device, to),
             None => {
@@ -388,7 +388,7 @@ impl Ids {
         self.queue(number, None, event(number, kind, status));
     }
 
-    /// Puts an event into the file of its id. Events of an id that the program has no name for are dropped, as a kernel does.
+    /// Puts an event into its id's file. Drops those of ids the program has no name for, as a kernel does.
     pub fn queue(&mut self, owner: u32, brings: Option<u32>, told: EventWriter) -> bool {
         let Some(id) = self.ids.get(&owner).filter(|id| id.uid != 0) else { return false };
         let bytes = told.u64(ucm_event_resp::uid, id.uid).finish();
@@ -401,7 +401,7 @@ impl Ids {
             // Why it was dropped is counted.
             let _ = self.cm.handle_mad(now, Route { local: to, remote: from }, &*mad);
         }
-        // After what they sent: a process that refuses and ends has refused with its own reason and private data.
+        // After what they sent: a process that refused and ended gave its own reason and private data.
         for EndedProcess { slot, asked } in self.port.departed() {
             let devices = &self.devices;
             self.cm.close_process(now, slot, &asked, |gid| {
@@ -430,8 +430,8 @@ pub fn service_id(space: u16, address: Address) -> u64 {
     u64::from(space) << 16 | u64::from(address.port())
 }
 
-/// The GID and LID that an IP address leads to. On RoCE it is the GID itself, of any host. An InfiniBand fabric's addresses are all
-/// known here: IPoIB would ask for the GID by ARP, and the subnet administrator for the LID.
+/// The GID and LID of an IP address. On RoCE the address is the GID itself, of any host. All of an InfiniBand
+/// fabric's are known here; IPoIB would ask ARP for the GID, and the subnet administrator for the LID.
 pub fn port_gid(devices: &[DeviceConfig], ip: Gid) -> (Gid, u16) {
     let port = devices.iter().find(|port| port.link_layer == LinkLayer::Ib && port.ips.contains(&ip.0));
     let found = port.and_then(|port| Some((Gid(port.gids.first()?.gid), port.lid)));

@@ -1,8 +1,8 @@
-//! The connection manager's mailbox: its MADs to and from the processes of its fabric, and what is for other hosts to the NIC.
+//! The connection manager's mailbox: its MADs to and from its fabric, and those for other hosts to the NIC.
 //!
-//! Within a fabric the sender looks into the directory. A request without a listener comes back to the sender's own connection
-//! manager, which refuses it. A socket that is full is tried again for a while; a MAD that is lost is sent again by its connection
-//! manager.
+//! Within a fabric the sender looks into the directory. A request without a listener comes back to the
+//! sender's own connection manager, which refuses it. A full socket is retried for a while; a lost MAD is
+//! sent again by its connection manager.
 
 use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -46,15 +46,15 @@ pub trait MadPort: Send {
     fn withdraw(&mut self, service: u64, address: Option<Gid>);
     /// Whether another process listens there.
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool;
-    /// Processes that have ended since this was asked, of those that MADs went to. [`MadPort::receive`] has returned all that they sent.
+    /// Peers that ended since the last call. [`MadPort::receive`] has returned all that they sent.
     fn departed(&mut self) -> Vec<EndedProcess>;
-    /// The address of ours that packets to another host leave from, `from` itself when that is given; `None` when none can.
+    /// Our address that packets to another host leave from, `from` itself if given; `None` when none can.
     fn source_for(&self, to: Gid, from: Option<Gid>) -> Option<Gid>;
     /// Whether something waits for room: call [`MadPort::receive`] again soon.
     fn is_waiting(&self) -> bool;
 }
 
-/// Processes of the fabric whose end is to be reported, by slot and its owner's generation: the next process in a slot is another one.
+/// Processes whose end is to be reported, by slot and owner's generation: a slot's next process is another.
 type Watched = Arc<Mutex<BTreeMap<(u8, u32), Peer>>>;
 
 /// A process that MADs went to.
@@ -74,7 +74,7 @@ pub struct MadWaiter {
 }
 
 impl MadWaiter {
-    /// Waits until a MAD comes, [`MadWaiter::ring`] is called, a process that is watched ends, or the time is over.
+    /// Waits until a MAD comes, [`MadWaiter::ring`] is called, a watched process ends, or the time is over.
     pub fn wait(&self, max: Duration) {
         let watched: Vec<_> = locked(&self.watched).values().map(|peer| peer.process.as_raw_fd()).collect();
         self.socket.wait(&watched, max);
@@ -104,7 +104,7 @@ pub struct FabricMads {
 }
 
 impl FabricMads {
-    /// Opens the socket. `addresses` are the fabric's own: what is for others goes over the wire. Errors: the kernel's.
+    /// Opens the socket. `addresses`: the fabric's own; others go over the wire. Errors: the kernel's.
     pub fn open(router: MadRouter, addresses: Vec<Gid>) -> io::Result<(FabricMads, MadWaiter)> {
         let socket = router.bound_socket()?;
         let watched = Arc::new(Mutex::default());
@@ -151,14 +151,14 @@ impl FabricMads {
         outcome.into_iter().for_each(|outcome| self.router.local.count(outcome));
     }
 
-    /// Its end is to be reported, but not our own slot's. It may end without an answer to a request, and before it is known which
-    /// communication id it would have given.
+    /// Its end is to be reported, but not our own slot's. It may end without an answer to a request, and
+    /// before it is known which communication id it would have given.
     fn watch(&mut self, slot: u8, owner: &SlotOwner, addressed: &AddressedMad) {
         if slot == self.router.fabric.slot() {
             return;
         }
         let mut watched = locked(&self.watched);
-        // One that has left the fabric, and goes on without, has told its peers; the end of one that has ended is still to be reported.
+        // A process that left the fabric and lives on told its peers; one that ended is still to be reported.
         let new = (slot, owner.generation);
         watched.retain(|known, peer| known.0 != slot || *known == new || peer.process.has_ended());
         if let Entry::Vacant(place) = watched.entry(new)

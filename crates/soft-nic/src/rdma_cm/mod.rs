@@ -1,11 +1,11 @@
 //! The kernel's side of `/dev/infiniband/rdma_cm`: the connection manager's commands, and its one thread.
 //!
-//! The unmodified librdmacm writes commands (`call`, `commands`), each about one of its ids (`ids`); `connect` turns them into what
-//! [`roce::cm::Cm`] does and its events into what `GET_EVENT` gives (`queue`). MADs go out and come in by a
-//! [`MadPort`](mad_port::MadPort). Commands run on the program's thread; a thread named [`THREAD_NAME`] waits for MADs
-//! and time-outs, from the first open of the device on. Nothing here needs the NIC's lock. An IP address is a port's by
-//! configuration. On RoCE v2 it is its GID, on InfiniBand it leads to the port's GID and LID.
-//! Left out: multicast groups, InfiniBand's own addresses but the wildcard, ECE, routes from ibacm, IPoIB's interface.
+//! The unmodified librdmacm writes commands (`call`, `commands`), each about one of its ids (`ids`).
+//! `connect` turns them into what [`roce::cm::Cm`] does, and its events into those of `GET_EVENT` (`queue`).
+//! MADs come and go by a [`MadPort`](mad_port::MadPort). Commands run on the program's thread; from the
+//! device's first open on, a thread, [`THREAD_NAME`], waits for MADs and time-outs. Nothing here needs the
+//! NIC's lock. A port's IP address is configured: its GID on RoCE v2; on InfiniBand it leads to GID and LID.
+//! Left out: multicast, InfiniBand's own addresses but the wildcard, ECE, ibacm's routes, IPoIB's interface.
 
 mod address;
 mod call;

@@ -1,6 +1,6 @@
 //! What a program is told of an id: addresses, GIDs, the path (`QUERY`), a QP's attributes (`INIT_QP_ATTR`).
 //!
-//! Linux's `ucma.c` (`ucma_query_*`, `ucma_copy_iboe_route`) and, for a QP's attributes, `cm_init_qp_*_attr` of `cm.c`.
+//! Linux's `ucma.c` (`ucma_query_*`, `ucma_copy_iboe_route`); for a QP, `cm_init_qp_*_attr` of `cm.c`.
 
 use mlx5_device::Answer;
 use mlx5_device::command::{refusal, refuse_if};
@@ -60,7 +60,7 @@ fn addresses(ids: &Ids, id: &Id, as_gids: bool) -> [u8; ucm_query_addr_resp::SIZ
         .finish()
 }
 
-/// The one path, as the subnet administrator's 64-byte record (IBTA vol. 1 §15.2.5.16), when there is one and room for it.
+/// The one path, a subnet administrator's 64-byte record (IBTA vol. 1 §15.2.5.16), if there is one and room.
 fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
     let has_route = matches!(id.stage, Stage::RouteResolved | Stage::Connected | Stage::Disconnected);
     let device = ids.device(id).filter(|_| has_route);

@@ -1,5 +1,5 @@
-//! Events that wait for GET_EVENT. A byte in a pipe stands for each, so that the program's `poll` sees whether there is one, and
-//! reading that byte from the program's own descriptor waits as it would in a kernel: `O_NONBLOCK`, signals, restarts.
+//! Events that wait for GET_EVENT. Each has a byte in a pipe: the program's `poll` sees it, and reading it
+//! from the program's own descriptor waits as in a kernel: `O_NONBLOCK`, signals, restarts.
 
 use std::collections::VecDeque;
 use std::io;

@@ -78,7 +78,7 @@ fn what_comes_over_the_wire_is_handed_on_or_refused_and_what_is_for_others_waits
     b.send(away.clone());
     let for_wire = routers[1].for_wire.as_ref().unwrap();
     assert_eq!((for_wire.pop().as_ref(), for_wire.pop()), (Some(&away), None));
-    // More than wait for the wire, and more than the socket of a process that does not read holds: counted too.
+    // More than may wait for the wire, and than the socket of a process that does not read holds: counted.
     (0..MAX_WAITING + 3).for_each(|_| b.send(away.clone()));
     assert_eq!(routers[1].counters(), MadCounters { full: 3, ..MadCounters::default() });
     let mut full = 0;
@@ -133,7 +133,7 @@ fn many_that_ask_for_the_socket_at_once_get_one_and_handing_on_makes_none() {
         let first = *opened[0].as_ref().unwrap();
         assert!(opened.iter().all(|one| *one.as_ref().unwrap() == first), "one for all: {opened:?}");
     }
-    // It owns a port and has no connection manager: what is for a connection of its slot is refused, not put where nobody looks.
+    // A port's owner without a connection manager: a MAD for a connection of its slot is refused, not lost.
     let owner = MadRouter::new(fabric(), true);
     let ids = Ids { local: 9, remote: u32::from(owner.slot()) << 25 | 1 };
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! One command each: what it answers, and its errno when it is wrong, as Linux's `ucma.c` and `cma.c` have them.
+//! One command each: its answer, and its errno when it is wrong, as Linux's `ucma.c` and `cma.c` have them.
 
 use super::super::address::Address;
 use super::super::ids::space;

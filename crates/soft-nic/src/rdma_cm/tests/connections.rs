@@ -121,7 +121,7 @@ fn on_infiniband_an_address_leads_to_a_gid_and_lids() {
     let [source, destination] = [0, 1].map(|port: usize| client.ids.devices[port].gids[0].gid);
     let query = Writer::<16>::new().u32(ucm_query::id, asking).u32(ucm_query::option, 1).finish();
     let path: [u8; 80] = client.ask(19, 0, &query).unwrap();
-    // DGID, SGID, DLID 2, SLID 1; no flow label, no hop; reversible, P_Key; MTU 4096, 200 Gb/s, lifetime 18, each «exactly».
+    // DGID, SGID; LIDs 2, 1; flow label, hop 0; reversible, P_Key; «exactly» MTU 4096, 200 Gb/s, lifetime 18.
     let record = &path[16..];
     assert_eq!((&record[8..24], &record[24..40]), (&destination[..], &source[..]));
     assert_eq!(record[40..58], [0, 2, 0, 1, 0, 0, 0, 0, 0, 0x81, 0xff, 0xff, 0, 0, 0x85, 0x91, 0x92, 0]);

@@ -1,4 +1,4 @@
-//! A flood of the connection manager's datagrams at QP1 of a wire: bounded, every one counted, and a connection is made afterwards.
+//! A flood of connection manager datagrams at QP1 of a wire: bounded, all counted; a connection follows.
 
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};

@@ -152,8 +152,8 @@ pub fn programs_with_wire(link_layer: LinkLayer, source: Option<Gid>) -> [Progra
     })
 }
 
-/// This process's memory, of which commands may write everything, or a fence's inside alone: an address that was made up could
-/// be another test's.
+/// This process's memory, of which commands may write everything, or only the inside of a fence: a made-up
+/// address could be another test's.
 pub struct Fenced {
     host: Host,
     pub writable: Option<std::ops::Range<u64>>,
