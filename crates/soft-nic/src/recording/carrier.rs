@@ -47,7 +47,7 @@ impl Inbound for Arrived<'_> {
     }
 }
 
-/// Polls the link, and records each message before the device has it; of the number that the link reports, what it is beyond theirs.
+/// Polls the link; records each message before the device has it, and what the link's count is beyond them.
 pub(super) fn recorded(
     recorder: &Recorder,
     tag: Tag,

@@ -1,4 +1,4 @@
-//! Entries of a recording: their kinds, how an answer is guessed from the ones before it, and the digest of what is asked.
+//! Entries of a recording: kinds, how an answer is guessed from those before it, the digest of what is asked.
 //!
 //! An entry is whole words of 64 bits. The first has, from its low bits on:
 //!
@@ -6,9 +6,10 @@
 //! |---|---|---|---|
 //! | 8 | kind, [`Tag`] | the same | the same |
 //! | 8 | answers since the entry before it that were as guessed | the same | the same |
-//! | 48 | 8: number of values, at most [`MOST_VALUES`]; 16: which were not as guessed | 16: 0; 32: their number, at most [`MOST_BYTES`] | 16: of the digest; 32: ns since the last time |
+//! | 48 | 8: number; 16: which not as guessed | 16: 0; 32: number | 16: of digest; 32: ns since the last |
 //!
-//! Then come, for each value that was not as guessed, the difference from the guess; and the bytes, with zeros behind them.
+//! An entry has at most [`MOST_VALUES`] values or [`MOST_BYTES`] bytes. Then come, for each value that was
+//! not as guessed, the difference from the guess; and the bytes, with zeros behind them.
 
 use std::fmt::Debug;
 use std::hash::{Hash, Hasher};
@@ -126,8 +127,7 @@ impl Tag {
     }
 }
 
-/// The next value of each place of each kind as it is guessed, and its step from the last one: WQEs, PSNs and positions go on by the
-/// same step again and again.
+/// Guessed next value of each place of each kind, and its last step: WQEs, PSNs and positions repeat one.
 pub struct History([(AtomicU64, AtomicU64); PLACES]);
 
 /// Where the values of an answer are remembered, and whether their steps are.
@@ -230,7 +230,7 @@ macro_rules! hashed {
     )* };
 }
 
-/// The same on every machine, for a given source. Two steps a word; a multiplication a question ([`Digest::note`]) spreads them.
+/// Same on every machine for one source. Two steps a word, spread by one multiplication in [`Digest::note`].
 impl Hasher for Digest {
     #[inline(always)]
     fn write_u64(&mut self, word: u64) {

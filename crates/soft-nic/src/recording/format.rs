@@ -2,10 +2,10 @@
 //!
 //! | | |
 //! |---|---|
-//! | header | magic, 8 bytes; version; length of the settings (TOML); time of the start; checksum; the settings |
+//! | header | magic, 8 bytes; version; length of the settings (TOML); start time; checksum; the settings |
 //! | block | a mark and the number of its words; checksum; the words. An entry may go on in the next block |
 //!
-//! All numbers are little-endian words of 64 bits. A length is compared with its bound before anything is read by it.
+//! All numbers are little-endian 64-bit words. A length is compared with its bound before it is used.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -16,7 +16,7 @@ use crate::link::record;
 
 const MAGIC: [u8; 8] = *b"\x89softnic";
 
-/// Version of the format, and of what the entries in it mean; messages of shared memory are as in its records.
+/// Version of the format and of its entries' meaning; messages of shared memory are as in its records.
 pub const VERSION: u64 = 10 << 32 | record::VERSION as u64;
 
 fn shown(version: u64) -> String {
@@ -51,7 +51,7 @@ pub enum RecordingError {
     CutOff { file: PathBuf, at: u64, what: &'static str },
 }
 
-/// Every word changes the sum whatever follows: one that differs is found. Two steps a word, since each waits for the one before.
+/// A word that differs changes the sum, whatever follows. Two steps a word, as each waits for the one before.
 pub fn checksum(words: impl Iterator<Item = u64>) -> u64 {
     words.fold(1, |sum: u64, word| sum.rotate_left(5).wrapping_add(word))
 }

@@ -1,6 +1,6 @@
 //! Packets that arrived, as the values of an entry.
 //!
-//! Those of shared memory are words of its records ([`record`]), those of the wire the headers as they are there.
+//! Those of shared memory are words of its records ([`record`]), those of the wire the headers as they came.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -25,7 +25,7 @@ use crate::os::log;
 /// A device whose host is recorded or replayed.
 pub type Device<M> = mlx5_device::Nic<Source<M>, Source<Link>>;
 
-/// The device of this process, on its memory and its link. All calls that change the device are here, and so recorded.
+/// The device of this process, on its memory and link. All calls that change it are here, and so recorded.
 pub struct Nic<M: Memory = Host>(Recording<M>);
 
 enum Recording<M: Memory> {
@@ -218,7 +218,7 @@ macro_rules! commands {
             methods! { $($own)* }
         }
 
-        /// Gives the device a command of a recording. The bytes of its answer; `None` when there is no such command.
+        /// Gives the device a command of a recording. Returns the answer's bytes; `None`: no such command.
         pub fn replay_command(device: &mut Device<Host>, replay: &Arc<Mutex<Replay>>, bytes: &[u8]) -> Option<Vec<u8>> {
             let (wanted, bytes) = postcard::take_from_bytes::<u64>(bytes).ok()?;
             if wanted == number::ALLOC_UAR {

@@ -1,8 +1,8 @@
 //! What is recorded, as it happens: entries in a buffer, which goes to the file when it is full.
 //!
-//! The thread that holds the NIC's lock writes, so that plain loads and stores are enough; they are atomics because several parts of the
-//! device hold the recorder. Most answers are as guessed from the ones before: these are only counted. Of what the device asks and does
-//! there is a digest.
+//! The thread that holds the NIC's lock writes, so plain loads and stores are enough; they are atomics
+//! because several parts of the device hold the recorder. Most answers are as guessed from the ones before,
+//! and only counted. What the device asks and does has a digest.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
@@ -59,7 +59,7 @@ struct Output {
 }
 
 impl Output {
-    /// Opens the file each time: the program may close descriptors that are not its own, and open other files by their numbers.
+    /// Opens the file each time: the program may close descriptors not its own, and reuse their numbers.
     fn append(&mut self) -> io::Result<()> {
         let len = self.len + self.bytes.len() as u64;
         system::check_file_size(len)?;
@@ -101,8 +101,8 @@ fn claim_first(file: &Path, header: &[u8]) -> io::Result<bool> {
     claimed
 }
 
-/// The file of this process: the one that was asked for, or, when another process has that, a new one with the process number behind
-/// its name. The launcher has made the first, empty.
+/// The file of this process: the one that was asked for, or, if another process has that, a new one with the
+/// process number behind its name. The launcher has made the first, empty.
 fn claim(file: &Path, header: &[u8]) -> io::Result<PathBuf> {
     if claim_first(file, header)? {
         return Ok(file.to_owned());
@@ -266,7 +266,7 @@ impl Recorder {
         answer
     }
 
-    /// Runs the device. All until a panic reaches the file at once: whether anything runs after it is not known.
+    /// Runs the device. On a panic all entries reach the file at once: it is unknown if anything runs later.
     #[inline]
     pub fn guarded<T>(&self, run: impl FnOnce() -> T) -> T {
         let guard = OnPanic(self);
@@ -307,7 +307,7 @@ impl Recorder {
         }
     }
 
-    /// Brings all to the file, also the answers behind the last entry: a replay comes to where the device stopped.
+    /// Writes all out, also the answers behind the last entry: a replay gets to where the device stopped.
     fn stop(&self) {
         if self.guessed.load(Relaxed) > 0 {
             self.put(Tag::Guessed, &[]);

@@ -1,4 +1,4 @@
-//! What a replayed device asks: answers of a recording, in their order, and what the device does compared with it.
+//! What a replayed device asks: a recording's answers in order; what the device does is compared with it.
 
 use std::fmt;
 use std::panic::resume_unwind;
@@ -45,7 +45,7 @@ pub enum ReplayError {
     Panics { step: String, replayed: Replayed },
 }
 
-/// A recording as the device's host. What it answers is cold: its code must not weigh on a device that is recorded.
+/// A recording as the device's host. Its answers are cold: their code must not weigh on a recorded device.
 pub struct Replay {
     reader: Reader,
     /// The next entry, where it was looked at already.

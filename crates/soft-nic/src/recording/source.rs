@@ -1,4 +1,4 @@
-//! What the device asks of its host: recorded, or answered from a recording. A device without a recording asks the host itself.
+//! What the device asks of its host, recorded or from a recording. Without one it asks the host itself.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! A driver's traffic is recorded and replayed; a difference is named; a file that is no whole recording is refused.
+//! Traffic is recorded and replayed; a difference is named; a file that is no whole recording is refused.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -91,7 +91,7 @@ fn traffic(driver: &mut Driver<Host>, rounds: u8) -> u64 {
     completions as u64
 }
 
-/// A recording of some traffic in this folder; what the link counted in it, and the completions that the program saw.
+/// A recording of some traffic in this folder; what its link counted, and the completions the program saw.
 fn recording(folder: &Folder, name: &str) -> (PathBuf, [u64; 2]) {
     let file = folder.0.join(name);
     let mut driver = recorder(name, &file);
@@ -366,7 +366,7 @@ fn a_device_that_is_dropped_without_its_end_leaves_all_that_it_did() {
     let Err(ReplayError::Recording { error, replayed }) = replay(&file) else { panic!("it has no end") };
     assert!(error.to_string().contains("the end mark is missing"), "{error}");
     assert_eq!(replayed.completions, completions);
-    // The answers of the last round are there too, as guessed or not: a replay comes to where the device stopped.
+    // The last round's answers are there too, as guessed or not: a replay gets to where the device stopped.
     edit(&file, &file.with_extension("edited"), |bytes| {
         let last = entries(bytes).last().unwrap().0;
         assert_ne!(last.form(), Form::Time, "{last:?}");

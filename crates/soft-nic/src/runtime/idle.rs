@@ -1,24 +1,24 @@
 //! When the NIC's thread spins, and when and how long it sleeps. Pure; the clock is the caller's.
 //!
 //! Four regimes:
-//! - *Spinning*, while there was work within the last two milliseconds and the core is ours: the fastest, and it costs
-//!   other programs nothing while cores are free. To find out in time whether they are, a NIC that spins offers its core now
-//!   and then: alone, that costs a fraction of a microsecond, and otherwise the core was taken.
-//! - *Sharing*: the core was taken several times in a row and given back soon, most likely by another NIC. Both go on
-//!   quickest when each offers the core whenever it finds nothing to do, without timers. A thread that only wants the core for a
-//!   moment now and then (a kernel thread, a NIC that wakes up to look around) does not count.
-//! - *Crowded*: an absence was long, so a program polls on this core and never gives it back before a scheduler tick,
-//!   milliseconds later. First the NIC leaves for another core, where it has one: that may be free, or another NIC's. While
-//!   it meets polling programs there too, it stays. A thread that wakes from a sleep preempts a polling one at once, as
-//!   long as it has not had more than its share (Linux's EEVDF calls it eligible; seen in a trace of 6.18: 7 µs after the
-//!   wake-up while eligible, up to 5 ms when not). So a crowded NIC works while there is work, and then sleeps at least as
-//!   long as it ran, which also hands the core to the program that must react to what the NIC did. A sleep ends when a peer
-//!   rings, so that under a flood of messages it is the scheduler that shares the core.
-//! - *Idle*: longer and longer sleeps. Up to 1.8 ms, and later to one five-hundredth of the time without
-//!   work, up to 10 ms: the wait for a doorbell is in proportion to what came before it, and an idle device costs little.
+//! - *Spinning*, while there was work within the last two milliseconds and the core is ours: the fastest, and
+//!   it costs other programs nothing while cores are free. To find out in time whether they are, a spinning
+//!   NIC yields now and then: alone, that costs a fraction of a microsecond; otherwise the core was taken.
+//! - *Sharing*: the core was taken several times in a row and returned soon, most likely by another NIC. Both
+//!   are fastest when each yields whenever it finds nothing to do, without timers. A thread that wants the
+//!   core only for moments (a kernel thread, a NIC that wakes up to look around) does not count.
+//! - *Crowded*: an absence was long, so a program polls on this core and keeps it until a scheduler tick,
+//!   milliseconds later. First the NIC moves to another core, if it has one: that may be free, or another
+//!   NIC's. While it meets polling programs there too, it stays. A thread that wakes from a sleep preempts a
+//!   polling one at once, if it has not had more than its share (Linux's EEVDF calls it eligible; in a trace
+//!   of 6.18: 7 µs after the wake-up, when not eligible up to 5 ms). So a crowded NIC works while there is
+//!   work, then sleeps at least as long as it ran, which also hands the core to the program that must react
+//!   to its work. A sleep ends when a peer rings, so under a flood of messages the scheduler shares the core.
+//! - *Idle*: longer and longer sleeps, up to 1.8 ms, later to one five-hundredth of the time without work, up
+//!   to 10 ms. A doorbell's wait is in proportion to the time before it; an idle device costs little.
 //!
-//! Peers' messages end a sleep early (they ring); the program's own doorbells do not, so the length of a sleep is the
-//! latency of a doorbell.
+//! Peers' messages end a sleep early (they ring); the program's own doorbells do not, so the length of a
+//! sleep is the latency of a doorbell.
 
 use std::time::Duration;
 
@@ -150,8 +150,8 @@ impl<C: IdleClock> IdlePolicy<C> {
         self.preemptions = self.clock.preemptions();
     }
 
-    /// Call after every look. `now`: when the look began, ns of the clock; it read that anyway, and a second reading costs
-    /// as much as an idle look. `worked`: it found something to do.
+    /// Call after every look. `now`: when the look began, ns of the clock; the look reads that anyway, and a
+    /// second reading costs as much as an idle look. `worked`: it found something to do.
     pub fn after_look(&mut self, now: u64, worked: bool) -> Pause {
         let gap_ns = now.saturating_sub(self.looked_ns);
         self.looked_ns = now;
@@ -192,7 +192,7 @@ impl<C: IdleClock> IdlePolicy<C> {
         Pause::Offer
     }
 
-    /// For how long the core was taken since this was asked last, or since the last sleep. Work does not count.
+    /// For how long the core was taken since the last call, or since the last sleep. Work does not count.
     fn absence(&mut self, now: u64) -> u64 {
         let (preemptions, cpu) = (self.clock.preemptions(), self.clock.cpu_ns());
         let taken = preemptions != self.preemptions;
@@ -235,7 +235,7 @@ impl<C: IdleClock> IdlePolicy<C> {
         Pause::Sleep(Duration::from_nanos((quiet_ns / 16).clamp(SLEEP_NS, longest)))
     }
 
-    /// A gap between two looks was an absence when the kernel counted a preemption, and work otherwise. True: leave this core.
+    /// A gap was an absence if the kernel counted a preemption, and work otherwise. True: leave this core.
     fn notice_absence(&mut self, now: u64) -> bool {
         let absent_ns = self.absence(now);
         if now < self.crowded_until_ns || absent_ns < LONG_NS {

@@ -1,6 +1,6 @@
-//! The NIC of one process: the device with its link behind the command server, and the threads that drive them.
+//! The NIC of one process: the device with its link behind the command server, and the threads driving them.
 //!
-//! All signals but those that a thread raises itself are blocked in these, so the program's handlers never run there.
+//! These block all signals but those a thread raises itself, so the program's handlers never run there.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -44,7 +44,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Takes a slot on the fabric and starts the thread, which gives `publish` the report when [`Process::leave`] asks.
+    /// Takes a fabric slot and starts the thread, which gives `publish` the report for [`Process::leave`].
     ///
     /// Errors: one line for the user.
     pub fn start(
@@ -102,7 +102,7 @@ impl Process {
         run(&self.shared.control.manager)
     }
 
-    /// One round of the NIC on the program's own time. Returns the time it took, ns; 0 when another thread has the NIC.
+    /// One round of the NIC on the program's time. Returns its ns; 0: NIC in use, or fault signals blocked.
     pub fn pump(&self) -> u64 {
         if !faults_recoverable() {
             return 0;
@@ -122,9 +122,9 @@ impl Process {
         begun.map_or(0, |begun| system::monotonic_ns().saturating_sub(begun))
     }
 
-    /// The program ends in a place where no lock may be taken and no memory allocated, such as a signal handler: the thread
-    /// reports, and the caller waits for it, not longer than [`PATIENCE`], and [`LINGERING`] more while something with a delay is
-    /// under way. Whatever it interrupted stays interrupted: when that holds what the thread needs, the report is lost.
+    /// The program ends where it may take no lock and allocate no memory (say, a signal handler). The thread
+    /// reports; the caller waits for it, at most [`PATIENCE`], and [`LINGERING`] more while something delayed
+    /// is in flight. What was interrupted stays so: if it holds what the thread needs, the report is lost.
     pub fn leave(&self) {
         let word = &self.shared.leaving;
         if self.shared.claimed.swap(true, Ordering::AcqRel)
@@ -151,7 +151,7 @@ impl Process {
         }
     }
 
-    /// The program ends: stops the thread, lets answers that are due go out, and reports. `None` when another thread does.
+    /// The program ends: stops the thread, sends answers that are due, reports. `None`: another thread does.
     pub fn end(&self) -> Option<Report> {
         if self.shared.claimed.swap(true, Ordering::AcqRel) {
             return None;

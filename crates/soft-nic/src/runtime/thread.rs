@@ -1,6 +1,6 @@
 //! The NIC's thread: rounds of the device's work, the rest between them, and the report at the end.
 //!
-//! It holds the NIC's lock for a round, never while it sleeps. A command goes first, and wakes it, because work usually follows.
+//! It holds the NIC's lock for a round, never asleep. Commands go first, and wake it: work usually follows.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -91,7 +91,7 @@ impl Shared {
                 && nic.poll_last(Now(system::monotonic_ns())) > 0
                 && Instant::now() < deadline
             {}
-            // It may lie in a channel that the peer is still to attach to. Both may end at once: each has to attach meanwhile.
+            // It may lie in a channel not yet attached. Both may end at once: each has to attach meanwhile.
             while let Some(nic) = &mut held
                 && nic.link().has_unseen()
                 && Instant::now() < deadline
@@ -111,7 +111,7 @@ impl Shared {
             report.counters = self.control.counters(&mut nic);
             report.changes = nic.changes().to_vec();
         }
-        // The last packets of a program are worth having: the capture gets a moment to take them, also those that came late.
+        // A program's last packets are worth having: the capture gets a moment to take them, late ones too.
         let ending = nic.link().end_capture();
         drop(nic);
         let has_lingered = matches!(flushed, Ok(true));
@@ -128,7 +128,7 @@ impl Shared {
             match epoll.wait(PACKET_WAIT) {
                 Ok(true) => waker.rouse(),
                 Ok(false) => {}
-                // The program has closed what is not its own. The NIC still looks around every few milliseconds.
+                // The program closed what is not its own. The NIC still looks every few milliseconds.
                 Err(_) => return,
             }
         }
@@ -210,8 +210,8 @@ impl Shared {
     }
 }
 
-/// The NIC, if it can be locked by `deadline`. A thread may hold it for ever: a thread that was stopped in a command by the signal that
-/// ends us.
+/// The NIC, if it can be locked by `deadline`. A thread may hold it for ever, if the signal that ends us
+/// stopped it in a command.
 fn lock_by(server: &Server<Nic>, deadline: Instant) -> Option<Locked<'_, Nic>> {
     loop {
         std::thread::yield_now();
@@ -222,8 +222,8 @@ fn lock_by(server: &Server<Nic>, deadline: Instant) -> Option<Locked<'_, Nic>> {
     }
 }
 
-/// What was sent with a delay arrives though its program has ended, as on a wire: waits until it has left, and rests without the
-/// lock. `lingers` is told before. True: there was something to wait for.
+/// What was sent with a delay arrives though its program has ended, as on a wire: waits until it has left,
+/// and sleeps unlocked. `lingers` is told before. True: there was something to wait for.
 fn linger<'s>(server: &'s Server<Nic>, held: &mut Option<Locked<'s, Nic>>, lingers: impl FnOnce()) -> bool {
     if !held.as_mut().is_some_and(|nic| nic.link().has_delayed()) {
         return false;

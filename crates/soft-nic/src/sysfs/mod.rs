@@ -1,8 +1,8 @@
-//! What sysfs and `/dev` show of the devices, as a virtual tree: the paths that libibverbs, libmlx5, perftest, pyverbs,
-//! UCX, NCCL and hwloc read.
+//! What sysfs and `/dev` show of the devices, as a virtual tree: the paths that libibverbs, libmlx5,
+//! perftest, pyverbs, UCX, NCCL and hwloc read.
 //!
-//! Formats follow Linux `Documentation/ABI/stable/sysfs-class-infiniband` and `Documentation/ABI/testing/sysfs-bus-pci`.
-//! Left out: counters (the NIC's own go to the stats file), `infiniband_mad`, `/sys/bus/pci/devices` listings.
+//! Left out: counters (see the stats file), `infiniband_mad`, `/sys/bus/pci/devices` listings. Formats: Linux
+//! `Documentation/ABI/stable/sysfs-class-infiniband`, `Documentation/ABI/testing/sysfs-bus-pci`.
 
 pub mod tree;
 
@@ -164,8 +164,8 @@ fn pci_function(tree: &mut Tree, pci: &str, slot: &str, device: &DeviceConfig, m
         tree.value(format!("{pci}/{file}"), value);
     }
     tree.insert(format!("{pci}/subsystem"), Node::Link("../../../bus/pci".to_owned()));
-    // The machine's own interface, whose addresses the ports have, on InfiniBand in the place of IPoIB's. A kernel has it here, and
-    // a link in `/sys/class/net`.
+    // The machine's own interface, whose addresses the ports have; on InfiniBand in place of IPoIB's. A
+    // kernel has it here, and a link in `/sys/class/net`.
     let name = &machine.interface;
     tree.insert(format!("{pci}/net/{name}"), Node::Link(format!("/sys/class/net/{name}")));
 }
@@ -188,7 +188,7 @@ fn port(tree: &mut Tree, port: &str, device: &DeviceConfig, machine: &Machine) {
     for index in 0..gid_table_length(device.link_layer) {
         let entry = device.gids.get(index as usize);
         tree.value(format!("{port}/gids/{index}"), words(&entry.map_or([0; 16], |entry| entry.gid)));
-        // A kernel answers EINVAL when the attributes of an empty entry are read; here they are not there at all.
+        // A kernel answers EINVAL to reads of an empty entry's attributes; here they do not exist.
         if let Some(entry) = entry {
             let kind = if entry.kind == GidKind::RoceV2 { "RoCE v2" } else { "IB/RoCE v1" };
             tree.value(format!("{port}/gid_attrs/types/{index}"), kind);
@@ -199,8 +199,8 @@ fn port(tree: &mut Tree, port: &str, device: &DeviceConfig, machine: &Machine) {
     }
 }
 
-/// `ib_port_state` of a port, and its physical state (`ib_port_phys_state`), with the kernel's words: without a link an Ethernet
-/// port shows Disabled, as mlx5_ib does, an InfiniBand port Polling.
+/// `ib_port_state` of a port, and its physical state (`ib_port_phys_state`), with the kernel's words: without
+/// a link an Ethernet port shows Disabled, as mlx5_ib does, an InfiniBand port Polling.
 pub fn port_state(link_layer: LinkLayer, down: bool) -> [(u8, &'static str); 2] {
     match (down, link_layer) {
         (false, _) => [(4, "ACTIVE"), (5, "LinkUp")],
@@ -215,8 +215,8 @@ pub fn port_file(file: PortFile, link_layer: LinkLayer, down: bool) -> String {
     format!("{number}: {word}\n")
 }
 
-/// Capability bits of the port, `ib_port_capability_mask_bits`: on InfiniBand what a card shows behind a managed switch
-/// less what this NIC lacks, on Ethernet `IB_PORT_CM_SUP` and `IP_BASED_GIDS`.
+/// Capability bits of the port, `ib_port_capability_mask_bits`: on InfiniBand what a card shows behind a
+/// managed switch less what this NIC lacks, on Ethernet `IB_PORT_CM_SUP` and `IP_BASED_GIDS`.
 pub fn port_capabilities(link_layer: LinkLayer) -> u32 {
     match link_layer {
         LinkLayer::Ib => 1 << 11 | 1 << 14 | 1 << 16,

@@ -1,7 +1,7 @@
-//! A virtual file tree: absolute path → directory, file, symbolic link or device node, with path resolution as a kernel does it.
+//! A virtual file tree: absolute path → directory, file, symbolic link or device, resolved as by a kernel.
 //!
-//! Pure: no system call. What lies outside the tree is the kernel's; what lies under a shadowed prefix and is not in the
-//! tree does not exist, even if the machine has it.
+//! Pure: no system call. What lies outside the tree is the kernel's; what lies under a shadowed prefix and is
+//! not in the tree does not exist, even if the machine has it.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -18,7 +18,7 @@ pub enum Node {
     Directory(u32),
     /// Read-only file.
     File(Vec<u8>),
-    /// Read-only file about the port at this place among all ports, which may go down: made anew for each look.
+    /// Read-only file about the port at this place among all ports, which may go down: made at each look.
     Port(u8, PortFile),
     Link(String),
     /// `/dev/infiniband/uverbsN` of this device index.
@@ -71,7 +71,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// A tree without nodes, to which everything belongs whose path starts with one of these prefixes (also mid-name).
+    /// A tree without nodes; paths that start with one of these prefixes (also mid-name) belong to it.
     pub fn shadowing(shadowed: &'static [&'static str]) -> Tree {
         Tree { nodes: BTreeMap::new(), shadowed }
     }
@@ -182,11 +182,11 @@ impl Tree {
     }
 }
 
-/// Device number of every uverbs node: that of `/dev/null`, which a descriptor opened for its path alone really is.
+/// Device number of every uverbs node: `/dev/null`'s, which a descriptor opened for its path alone really is.
 pub const COMMAND_DEVICE: (u32, u32) = (1, 3);
 
-/// Device number of the connection manager's node: a miscellaneous device. What the program gets is a pipe, so `fstat` of it is
-/// answered by the interposer.
+/// Device number of the connection manager's node: a miscellaneous device. The program gets a pipe, so the
+/// interposer answers `fstat` of it.
 pub const MANAGER_DEVICE: (u32, u32) = (10, 121);
 
 /// FNV-1a of the path: stable across processes, and never 0.
