@@ -1,4 +1,4 @@
-//! Answers to READs: each has the bytes of its own request, no more of them, and only while its memory is granted.
+//! Answers to READs: each has only the bytes of its own request, and only while its memory is granted.
 
 use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload, Unsent};
 use mlx5_device::commands::*;

@@ -1,6 +1,6 @@
 //! Captures as tshark reads them: every packet of a real kernel, written as if a NIC had captured it.
 //!
-//! What the kernel's packets looked like stands in `crates/roce/tests/data`, and there too what tshark 4.0 thinks of them.
+//! `crates/roce/tests/data` has what the kernel's packets looked like, and what tshark 4.0 thinks of them.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -174,8 +174,8 @@ fn tshark_complains_when_a_length_or_a_checksum_is_wrong() {
     let tshark = measure::need!(Tshark::find("wrong"), tshark, "tshark");
     let file = captured("rxe-rc");
     let (first, _) = frames(&file)[0];
-    // Offsets from the Ethernet header: the low bytes of the IPv4 total length, of the IPv4 checksum, of the UDP length and of the
-    // UDP checksum; and one that ends the packet inside its BTH.
+    // Offsets from the Ethernet header: the low bytes of the IPv4 total length, the IPv4 checksum, the UDP
+    // length and the UDP checksum; and one that ends the packet inside its BTH.
     for (what, at, byte) in [
         ("total length", 17, 0x35),
         ("header checksum", 25, 0x00),

@@ -1,5 +1,5 @@
-//! A one-way delay on demand: never shorter than asked for, in order, bounded by back-pressure, and changed while messages are
-//! under way. In shared memory and on a wire; time is the virtual clock's.
+//! A one-way delay on demand: never shorter than asked for, in order, bounded by back-pressure, and changed
+//! while messages are in flight. In shared memory and on a wire; time is the virtual clock's.
 
 use mlx5_device::Span;
 use mlx5_device::faults::Settings;
@@ -63,7 +63,7 @@ fn a_delay_that_is_changed_loses_nothing_and_nothing_overtakes() {
         }
         two.rounds(100);
         let begun = two.left.now;
-        // Each SEND says which one it is; three of each delay, the second and the third much shorter than the first.
+        // Each SEND says its number; three of each delay, the second and third delay much shorter.
         for (number, ns) in [(0, 5 * MS), (3, 100 * US), (6, 0)] {
             two.left.nic.set(&delay(ns)).expect("a possible delay");
             for number in number..number + 3 {

@@ -1,4 +1,4 @@
-//! Both directions of one connection: its requester and its responder share nothing but their number (IBTA vol. 1 chapter 9).
+//! Both directions of a connection: requester and responder share only their number (IBTA vol. 1 chapter 9).
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ fn a_turnaround_lasts_from_the_last_message_until_its_queue_s_next_send() {
     assert_eq!(found(&driver), (1, ns), "the second one answers nothing");
 }
 
-/// Rounds of both until `done`; a kernel that is slow to hand a packet over gets real time, and the virtual clock hardly any.
+/// Rounds of both until `done`. A kernel slow to hand a packet over gets real time, hardly any virtual.
 fn until(two: &mut Two, what: &str, mut done: impl FnMut(&mut Two) -> bool) -> u32 {
     const PROMPT: u32 = 200;
     const MOST: u32 = PROMPT + 20_000;
@@ -116,7 +116,7 @@ fn left_says(two: &mut Two) {
     until(two, "a word to the right", |two| two.right.poll_receive(two.b).is_some());
 }
 
-/// Right says something, and the answer is there; returns the packets that right has sent when the first of them leaves.
+/// Right says something, and the answer is there; returns right's packets when the first of them leaves.
 fn right_answers(two: &mut Two) -> u64 {
     let before = packets(&mut two.right);
     two.right.post(two.b, &WorkRequest::send(&two.to, 0, 8));
@@ -148,7 +148,7 @@ fn in_a_conversation_an_acknowledgement_leaves_with_the_answer_and_waits_for_non
         assert_eq!(packets(&mut two.right), before, "turn {turn}: it left before the answer");
         assert_eq!(right_answers(&mut two), before + 2, "turn {turn}: it leaves with the answer");
     }
-    // No answer: ten microseconds; and then nobody waits for one. The virtual clock says when it leaves, whenever it arrives.
+    // No answer: ten microseconds; then none is awaited. The virtual clock says when it leaves, not arrives.
     both_complete(&mut two);
     let before = packets(&mut two.right);
     left_says(&mut two);

@@ -1,10 +1,10 @@
 //! INV-13: a driver that does anything it likes. The NIC does not crash, hang, or read or write past the
 //! registrations, and a well-behaved program next to it gets its data.
 //!
-//! Seeded and structure-aware: a mutant is a right work request, doorbell, record, receive or command with something
-//! changed. Some changes leave it right (lengths, entries, flags, places in the ring): those must succeed, and every byte is
-//! checked. All rings, records and regions lie between guard pages, and what the NIC reads or writes by itself is compared
-//! with the list of what it was given.
+//! Seeded and structure-aware: a mutant is a right work request, doorbell, record, receive or command with
+//! something changed. Some changes leave it right (lengths, entries, flags, places in the ring): those must
+//! succeed, and every byte is checked. All rings, records and regions lie between guard pages, and what the
+//! NIC reads or writes by itself is compared with the list of what it was given.
 
 mod commands;
 mod mutants;
@@ -29,8 +29,8 @@ fn at_least() -> u64 {
     mutants() / 10_000
 }
 
-/// Syndromes that no work request on this NIC can end with: there is no receive buffer in a WRITE with immediate, and no
-/// on-demand paging (docs/soft-nic.md, «Not as on silicon»).
+/// Syndromes that no work request on this NIC can end with: a WRITE with immediate has no receive buffer, and
+/// there is no on-demand paging (docs/soft-nic.md, «Not as on silicon»).
 const ABSENT: [CqeSyndrome; 2] = [CqeSyndrome::LocalAccess, CqeSyndrome::RemoteAborted];
 
 /// What happened, by name.

@@ -19,7 +19,7 @@ use crate::operations::{ALL, on_the_wire};
 /// Packets that are sent; `SOFTNIC_WIRE_PACKETS` asks for another number.
 const PACKETS: u32 = 40_000;
 
-/// Bytes of the block of which the first third is registered, under addresses of its own; guard pages lie before it.
+/// Bytes of the block whose first third is registered, under its own addresses; guard pages lie before it.
 const BLOCK: usize = 3 << 14;
 const GRANTED: u64 = 1 << 14;
 
@@ -106,8 +106,8 @@ impl Attacker {
         bytes
     }
 
-    /// An answer to a requester that waits for some: acknowledgements and NAKs of every kind, READ responses of any length and
-    /// position, atomic answers; with PSNs that are nearly right, or from nowhere; for a wrong queue, or cut off.
+    /// An answer to a waiting requester: ACKs and NAKs of every kind, READ responses of any length and
+    /// position, atomic answers; with PSNs nearly right, or from nowhere; for a wrong queue, or cut off.
     fn answer(&mut self, qpn: u32, next: Psn) -> Vec<u8> {
         let rng = &mut self.rng;
         // ACK twice, the atomic's, and READ responses first, middle, last and only.
@@ -175,7 +175,7 @@ fn packets() -> u32 {
     asked.map_or(PACKETS, |text| text.parse().expect("SOFTNIC_WIRE_PACKETS is a number"))
 }
 
-/// One end on the wire, the other on the same fabric's shared memory: neither takes the other's messages, and nothing is kept.
+/// One end on the wire, one on its fabric's shared memory: neither takes the other's messages; none is kept.
 #[test]
 fn ends_that_chose_different_ways_do_not_meet() {
     let wired = on_the_wire("two-ways");

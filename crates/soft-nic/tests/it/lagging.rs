@@ -1,4 +1,4 @@
-//! Copies that take long, as those of a GPU that another process shares: the acknowledgement of one does not wait for the next.
+//! Slow copies, as of a GPU that another process shares: a copy's acknowledgement waits for no other copy.
 
 use soft_nic::testing::{Driver, QpShape, Setup, WorkRequest};
 

@@ -17,7 +17,7 @@ pub const ALL: u32 = 0xf;
 const SCATTER_CQE: u32 = 1 << 1;
 const UAR_PAGE: u32 = 1 << 10;
 
-/// Lengths around what changes the way a payload takes: nothing, inline, a packet, the record's limit, above it.
+/// Lengths where the way of a payload changes: nothing, inline, a packet, the record's limit, above it.
 const LENGTHS: [u32; 9] = [0, 1, 8, 33, 1000, 1025, 4096, 4097, 100_000];
 
 /// A SEND or WRITE of `len` bytes; no segment when there are none, as libmlx5 does.
@@ -212,8 +212,8 @@ fn atomics_run(setup: Setup<soft_nic::dma::Host>) {
     }
 }
 
-/// What UCX sends: a header in the WQE, and memory behind it. The WQE moves through the ring, so that the header also lies
-/// across its end.
+/// What UCX sends: a header in the WQE, and memory behind it. The WQE moves through the ring, so that the
+/// header also lies across its end.
 #[test]
 fn inline_bytes_and_memory_go_out_in_their_order() {
     for service in [ServiceType::Rc, ServiceType::Uc] {

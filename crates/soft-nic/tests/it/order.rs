@@ -1,6 +1,6 @@
-//! The order in which the device makes a payload visible: what it asks the link for, and what a program that polls sees.
+//! The order in which the device makes a payload visible: what it asks of the link, and what a poller sees.
 //!
-//! `link/tests/visibility.rs` shows that each way of a payload keeps the order that it is asked for; here the device asks.
+//! `link/tests/visibility.rs` shows that each way of a payload keeps the asked order; here the device asks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -122,8 +122,8 @@ impl Series {
 /// Longest wait of either thread for the other: a crowded machine is slow, a lost message never comes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Spins on the last word of each message, of every other one on some word first, and checks all words before it. Returns how
-/// many were torn, or `None` when one never came.
+/// Spins on the last word of each message, of every other one on some word first, and checks all words before
+/// it. Returns how many were torn, or `None` when one never came.
 fn watch(series: Series, memory: &Block, checked: &AtomicU64) -> Option<u64> {
     let mut torn = 0;
     for i in 0..series.count {
@@ -144,7 +144,7 @@ fn watch(series: Series, memory: &Block, checked: &AtomicU64) -> Option<u64> {
                 }
                 std::hint::spin_loop();
             }
-            // Downwards: the word before the watched one is the likeliest to be late. A pair of words is one store.
+            // Downwards: the word before the watched one is likeliest late. A pair of words is one store.
             let whole = (0..watched & !1).rev().all(|n| word(n).load(Ordering::Relaxed) == i as u32 + 1);
             torn += u64::from(!whole);
         }
@@ -191,7 +191,7 @@ fn write(
             let begun = Instant::now();
             while driver.poll_send(a).is_none() {
                 driver.poll();
-                // It gave up, and its verdict is what fails. Done with all, it only saw the last one before its completion.
+                // The reader timed out, and its verdict is what fails. With all checked, it was only early.
                 if done.load(Ordering::Acquire) && checked.load(Ordering::Acquire) < series.count {
                     return;
                 }

@@ -36,8 +36,8 @@ fn a_page_that_is_missing_in_a_later_record_ends_the_message_and_nothing_follows
     let [here, there, flushed] =
         [CqeSyndrome::LocalProtection, CqeSyndrome::RemoteOperation, CqeSyndrome::WrFlush].map(Some);
     let (rc, uc) = (ServiceType::Rc, ServiceType::Uc);
-    // The end whose page is missing; what both ends complete: the message and a SEND behind it, two receives. A READ
-    // is answered while what follows is executed (IBTA vol. 1 §9.5).
+    // The end whose page is missing; what both ends complete: the message and a SEND behind it, two receives.
+    // A READ is answered while what follows is executed (IBTA vol. 1 §9.5).
     for (name, service, make, at_near, near_ends, far_ends) in [
         ("WRITE, source", rc, write, true, &[here, flushed][..], &[][..]),
         ("SEND, source", rc, send, true, &[here, flushed], &[]),
@@ -180,7 +180,7 @@ fn an_answer_that_comes_in_pieces_is_not_asked_for_again_while_it_comes() {
     assert_eq!(two.count(true, "retransmissions"), 0);
 }
 
-/// Its first record takes the time of the whole, and the others do not wait for that: the peer would answer none of them.
+/// Its first record takes the whole's time, and the others do not wait, or the peer would answer none.
 #[test]
 fn a_message_of_many_records_leaves_at_once_and_is_not_repeated_whatever_the_rate() {
     let mut two = joined("cut", ServiceType::Rc, By::Memory);

@@ -30,8 +30,8 @@ fn a_port_keeps_to_its_rate_both_ways() {
                 completed += 1;
             }
         }
-        // Packets of 1024 bytes with 26 bytes around them on InfiniBand; a burst of 64 KiB comes on top, and up to 8 are
-        // outstanding.
+        // Packets of 1024 bytes with 26 bytes around them on InfiniBand; a burst of 64 KiB comes on top, and
+        // up to 8 are outstanding.
         let payload_gbps = (completed << 16) as f64 * 8.0 / (driver.now - start) as f64;
         let ideal = 10.0 * 1024.0 / 1050.0;
         assert!(
@@ -41,8 +41,8 @@ fn a_port_keeps_to_its_rate_both_ways() {
     }
 }
 
-/// Time and copies do not add up: while one message takes its time on the link, the one before is copied and acknowledged.
-/// With figure 4's windows and bursts, and a round trip of half a message's time (copies at twice the rate), the link is full.
+/// While a message takes its time on the link, the one before is copied and acknowledged. So with figure 4's
+/// windows and bursts, and a round trip of half its time (copies at twice the rate), the link is full.
 #[test]
 fn a_shaped_link_is_full_while_messages_are_copied_at_twice_its_rate() {
     const MESSAGES: u64 = 48;
@@ -112,7 +112,7 @@ fn busy_for_20_ms(two: &mut Two, request: &WorkRequest, (on_left, counter): (boo
 fn a_rate_set_while_the_nic_runs_is_what_it_counts_until_it_is_lifted() {
     let gbps = |rate| Settings { rate_gbps: Some(rate), ..Settings::default() };
     let per_second = |pace| Settings { messages_per_second: Some(pace), ..Settings::default() };
-    // In 20 ms; a full bucket may come on top, and the message that overdraws it, or as many as READs are answered at once.
+    // In 20 ms; on top a full bucket and the message that overdraws it, or the READs answered at once.
     let (bytes, messages) = (25_000_000, 100);
     let cases = [
         ("WRITE", gbps(Some(10.0)), gbps(None), false, 1 << 16, (true, "wire_bytes_sent"), bytes, 140_000),

@@ -1,7 +1,7 @@
 //! INV-6: what an application can write, the device reads once, and then works on the copy.
 //!
-//! The memories here change on every read, as a GPU or another thread rewriting its queues would: code that looks twice
-//! sees two different things, and the test sees a wrong message or a wrong count.
+//! The memories here change on every read, as a GPU or another thread rewriting its queues would: code that
+//! looks twice sees two different things, and the test sees a wrong message or a wrong count.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -152,8 +152,8 @@ fn read_once_also_when_a_message_is_sent_again() {
     assert_eq!(watched.lock().expect("one thread").most, 1);
 }
 
-/// A header in the WQE and memory beside it, as UCX sends them: the WQE is not read again, however often the message is sent
-/// and whichever way it takes.
+/// A header in the WQE and memory beside it, as UCX sends them: the WQE is not read again, however often the
+/// message is sent and whichever way it takes.
 #[test]
 fn read_once_also_of_inline_bytes_beside_memory_in_a_message_that_is_sent_again() {
     for (name, setup) in [("once-mixed", Setup::new("once-mixed")), ("once-wire", on_the_wire("once-wire"))] {

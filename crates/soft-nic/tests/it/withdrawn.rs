@@ -1,4 +1,4 @@
-//! Memory that went back to the program: what was not sent by then no peer ever sees, and the NIC writes nothing there.
+//! Memory back with the program: no peer sees what was not sent by then, and the NIC writes nothing there.
 //!
 //! Two NICs, of which the peer is not polled before the command has returned and the memory was used anew.
 
@@ -92,7 +92,7 @@ impl Scene {
     }
 }
 
-/// Rounds enough for the NIC to notice everything that was posted. It cannot come to rest by itself: it may wait for the other.
+/// Rounds enough for the NIC to notice all that was posted. It cannot rest: it may wait for the other.
 pub fn run(driver: &mut Driver<Host>) {
     for _ in 0..60 {
         driver.now += 20_000;

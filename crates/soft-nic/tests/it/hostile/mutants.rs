@@ -33,8 +33,8 @@ pub fn length(rng: &mut Rng) -> u64 {
     }
 }
 
-/// A right work request on a queue of this service, with its effect. `near` is the requester's region, `far` the
-/// responder's.
+/// A right work request on a queue of this service, with its effect. `near` is the requester's region, `far`
+/// the responder's.
 pub fn benign(
     rng: &mut Rng,
     service: ServiceType,

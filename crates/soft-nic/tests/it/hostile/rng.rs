@@ -47,8 +47,8 @@ impl Rng {
         }
     }
 
-    /// An address beside this one, or one that no program can have. Nothing between: the NIC stores into a CQ's record,
-    /// and other tests' memory lies there.
+    /// An address beside this one, or one that no program can have. Nothing between: the NIC stores into a
+    /// CQ's record, and other tests' memory lies there.
     pub fn address(&mut self, near: u64) -> u64 {
         match self.edge(near) {
             address if address.abs_diff(near) <= 1 => address,

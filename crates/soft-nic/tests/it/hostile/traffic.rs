@@ -204,7 +204,7 @@ impl Traffic {
             Role::Foreign => self.foreign_qpn,
             Role::Plain | Role::Scatter | Role::Shared | Role::Torn => qpn_b,
         };
-        // New numbers each time, as programs are told to choose: what is still under way from before must not fit.
+        // New numbers each time, as programs are told to choose: what is still in flight must not fit.
         self.psn = self.psn.wrapping_add(0x4_7b1d) & 0xff_ffff;
         let (sq_psn, rq_psn) = (self.psn, self.psn);
         let attributes = |peer| ModifyQp {
