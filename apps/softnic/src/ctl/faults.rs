@@ -41,7 +41,7 @@ pub struct Set {
     /// Probability, 0 to 1, that a packet sent is lost; in shared memory a whole message counts as a packet.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     loss: Option<f64>,
-    /// Probability, 0 to 1, that up to three later packets arrive before a packet; shared memory keeps its order.
+    /// Probability, 0 to 1, that later packets arrive before a packet; shared memory keeps its order.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     reorder: Option<f64>,
     /// Seed of both: with the same seed the same traffic from the same address loses the same packets.
