@@ -1,4 +1,4 @@
-/* Kernels of the stand-in `cuda_stand_in.c`, as threads of the CPU: the NIC's mover, and those of `gpu_memory.c`. */
+/* Kernels of `cuda_stand_in.c`, as threads of the CPU: the NIC's mover, and those of `gpu_memory.c`. */
 
 CUresult cuModuleLoadData(void **module, const void *image)
 {
@@ -72,7 +72,7 @@ static void mover(const uint64_t *argument, unsigned blocks)
 			uint8_t *target = kernels(to, bytes), *source = kernels(from, bytes);
 			if ((a != 0 && a != 1 && a != 2 && a != 4 && a != 8) || a > bytes || (a && (to + bytes) % a != 0))
 				broken("no last word of a copy", a);
-			/* As on a GPU: where one block alone would copy 128 KiB and more, 16 bytes at a time, the others take pieces of 32 KiB. */
+			/* As on a GPU: of 128 KiB and more, copied by 16 bytes, other blocks take pieces of 32 KiB. */
 			struct piece piece = { .bytes = blocks > 1 && bytes - a >= 131088 && (to - from) % 16 == 0 ? 32768 : 0 };
 			piece.target = target + bytes - a - piece.bytes;
 			piece.source = source + bytes - a - piece.bytes;

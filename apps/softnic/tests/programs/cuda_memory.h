@@ -1,4 +1,4 @@
-/* Memory of the stand-in `cuda_stand_in.c`: allocations, ranges of addresses, and registered pages of the host. */
+/* Memory of `cuda_stand_in.c`: allocations, ranges of addresses, and registered pages of the host. */
 
 /* The first gap that is large enough: what was freed is given again, as by the real driver. With the lock. */
 static uint64_t gap(uint64_t bytes)
@@ -41,7 +41,7 @@ static CUresult allocate(uint64_t *address, size_t bytes, int moves)
 	return result;
 }
 
-/* Ranges of addresses, and what is mapped into them: `handle` is its size, and in bit 0 whether a NIC may reach it. */
+/* Ranges of addresses and their mappings: `handle` is the size, and bit 0 says whether a NIC may reach it. */
 CUresult cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t wanted, unsigned long long flags)
 {
 	(void)alignment, (void)wanted;
@@ -189,7 +189,7 @@ CUresult cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags)
 	return note_pages(start, bytes, 0);
 }
 CUresult cuMemHostUnregister(void *start) { ENTER; SPARE(sparing); return forget_pages(start, 0); }
-/* As in cuda.h: 1 context, 2 kind of memory, 7 number, 8 managed, 9 GPU, 11 start, 12 bytes, 13 mapped, 15 for a NIC. */
+/* As in cuda.h: 1 context, 2 kind of memory, 7 number, 8 managed, 9 GPU, 11 start, 12 size, 13 mapped, 15. */
 CUresult cuPointerGetAttributes(unsigned count, const unsigned *which, void **places, uint64_t address)
 {
 	if (!started)

@@ -1,4 +1,4 @@
-/* Ends of `gpu_memory.c`: CUDA's driver, regions in the host's and in the GPU's memory with a pattern in them, and the other end,
+/* Ends of `gpu_memory.c`: CUDA's driver, regions with a pattern in host and GPU memory, and the other end,
  * in this process or asked over a socket.
  */
 
@@ -245,7 +245,7 @@ static void serve_all(void)
 	} while (order.what != END);
 }
 
-/* Two ends; `peer_gpu`: the other one has a GPU too. Returns in both processes, in the other one after serving. */
+/* Two ends; `peer_gpu`: the other has a GPU too. Returns in both processes, in the other after serving. */
 static int start(int processes, int peer_gpu)
 {
 	int ends[2], other = 0;

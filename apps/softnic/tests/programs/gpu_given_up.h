@@ -1,5 +1,5 @@
-/* Messages of `gpu_memory.c` whose copy does not end well or in time: no byte of them may come to lie where it does not belong, nor
- * after the region was deregistered. Of the stand-in.
+/* Messages of `gpu_memory.c` whose copy fails or times out: no byte of them may get to memory of others, nor
+ * into the region after it was deregistered. Of the stand-in.
  */
 
 /* Whether all bytes are what `fill` with seed 0 left there. */
@@ -22,8 +22,8 @@ static void post_from(struct place *from, uint64_t offset, uint64_t length, uint
 	places[0][HOST] = kept;
 }
 
-/* The host's side ends in the middle of a message (a file that was cut), while the piece before is on its way: the next message
- * uses the same memory on the way, and nothing of it may get into the first one's region. */
+/* The host's memory ends in the middle of a message (a file was cut) while the piece before is in flight.
+ * The next message uses the same memory on the way; nothing of it may get into the first one's region. */
 static void torn(void)
 {
 	int fd = memfd_create("cut", 0);
@@ -47,8 +47,8 @@ static void torn(void)
 	printf("torn\n");
 }
 
-/* A copy that takes longer than the NIC waits: the message after it fails, and leaves alone what it still reads. Deregistering
- * the region waits for it. */
+/* A copy that takes longer than the NIC waits: the message after it fails, and leaves alone what it reads.
+ * Deregistering the region waits for it. */
 static void late(void)
 {
 	fill(&places[0][HOST], HOST, 0, 200000, 21);
@@ -122,8 +122,8 @@ static void post_beside(struct endpoint *more, enum ibv_wr_opcode opcode, uint64
 	it.qp = first;
 }
 
-/* A copy out of the GPU into the ring of the channel, which is done after its message has failed: of what other queue pairs send through
- * that ring meanwhile, to a peer that does not look, nothing may arrive changed. */
+/* A copy out of the GPU into the channel's ring that ends after its message has failed. Meanwhile other queue
+ * pairs send through that ring, to a peer that does not look: nothing of theirs may arrive changed. */
 static void pair_left(void)
 {
 	struct endpoint more = met();
@@ -148,7 +148,7 @@ static void pair_left(void)
 	printf("left\n");
 }
 
-/* The same out of the ring into the GPU: nothing of what comes to lie in the ring meanwhile may get into the region. */
+/* The same from the ring to the GPU: nothing that gets into the ring meanwhile may get into the region. */
 static void pair_taken(void)
 {
 	struct endpoint more = met();
@@ -179,7 +179,7 @@ static void pair_taken(void)
 	printf("taken\n");
 }
 
-/* A mover that is stopped when a command comes, as by a debugger, and goes on after its message has failed. */
+/* A mover that is stopped when a command comes, as by a debugger, and goes on after its message failed. */
 static void mute(void)
 {
 	fill(&places[0][HOST], HOST, 0, 1000, 41);
@@ -193,7 +193,7 @@ static void mute(void)
 	printf("mute\n");
 }
 
-/* A region of the host's in which a GPU's memory comes to lie later. The stand-in gives the same addresses again. */
+/* A region of host memory whose addresses a GPU's memory gets later: the stand-in gives them again. */
 static void mixed(void)
 {
 	uint64_t first, next, again;
@@ -225,8 +225,8 @@ static volatile uint64_t churning;
 static volatile unsigned long good, failed, unregistered;
 static volatile int churned;
 
-/* Frees and allocates for that many rounds, and on until a message has arrived and one has failed. While none has arrived, memory lives
- * longer from round to round: a slow machine gets its first message through as well. */
+/* Frees and allocates for that many rounds, and on until a message has arrived and one has failed. While none
+ * has arrived, memory lives longer each round: a slow machine gets its first message through as well. */
 static void *churns(void *rounds)
 {
 	CUDA(set_current(context));
@@ -251,8 +251,8 @@ static void *churns(void *rounds)
 	return NULL;
 }
 
-/* A mapped piece is unmapped behind a message that a mover took, and every second time another one is mapped in its place. Messages to
- * other memory are on their way meanwhile, so that the same mover still runs when the next message to the piece comes. That one fails. */
+/* A mapped piece is unmapped behind a message that a mover took; every second time another is mapped in its
+ * place. Messages to other memory keep the mover running until the next message to the piece, which fails. */
 static void churn_mapped(int rounds)
 {
 	enum { MIB2 = 2 << 20, MEANWHILE = 4 };

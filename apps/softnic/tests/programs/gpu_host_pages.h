@@ -1,8 +1,8 @@
-/* Pages of the host in `gpu_memory.c` that the program registers, lets go or forks with, while the NIC shows pages to the GPU. */
+/* Host pages in `gpu_memory.c` that the program registers, unregisters or forks with, beside the GPU. */
 
 #define REGION (1 << 20)
 
-/* Messages of all ways between host memory of ours and the GPU: by way of the NIC's pages, by the mover, by the copy engine. */
+/* Messages between host memory and the GPU by each way: the NIC's pages, the mover, the copy engine. */
 static void both_ways(void)
 {
 	static const uint64_t sizes[] = { 1000, 20000, 200000 };
@@ -90,7 +90,7 @@ static void pages(void)
 	printf("pages\n");
 }
 
-/* A region of which the driver is asked for pieces of 256 MiB, with messages in each and across their bounds. */
+/* A region that the driver is asked for in pieces of 256 MiB, with messages in each and across bounds. */
 static void big(void)
 {
 	size_t length = quick ? 300u << 20 : 3ul << 30, step = quick ? 30 << 20 : 16 << 20;

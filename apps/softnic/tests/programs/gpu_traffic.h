@@ -1,4 +1,4 @@
-/* What `gpu_memory.c` does beside its traffic: calls of the driver, and kernels that wait for messages or leave little room. */
+/* What `gpu_memory.c` does beside its traffic: driver calls, and kernels that wait or leave little room. */
 
 static volatile int stop;
 static volatile unsigned long sent;
@@ -17,7 +17,7 @@ static void *traffic(void *unused)
 	return NULL;
 }
 
-/* What an ordinary program calls, while messages to and from the GPU are under way all the time: each is to end. */
+/* What an ordinary program calls while messages to and from the GPU are in flight: each call has to end. */
 static void calls(void)
 {
 	const char *names[] = { "synchronise", "malloc and free", "copies in the default stream", "pinned memory",
@@ -97,7 +97,7 @@ static void in_slots(const char *beside)
 	}
 }
 
-/* Beside kernels that leave room for one block of the mover, of GPUs whose multiprocessors have 2048 threads each. */
+/* Beside kernels that leave room for one block of the mover, on multiprocessors of 2048 threads. */
 static void slots(void)
 {
 	int (*attribute)(int *, int, int) = symbol(dlopen("libcuda.so.1", RTLD_NOW), "cuDeviceGetAttribute");
@@ -143,7 +143,7 @@ static void *synchronises(void *took)
 	return NULL;
 }
 
-/* Kernels that wait for a message: one thread, and as many as fill the GPU; with nobody and somebody waiting for the device. */
+/* Kernels that wait for a message: one thread, and as many as fill the GPU; with or without a device wait. */
 static void waits(void)
 {
 	void *kernel = function("wait_word"), *memory = fresh(NULL, REGION);
@@ -214,8 +214,8 @@ static void *copies_behind(void *took)
 	return NULL;
 }
 
-/* A kernel waits for a word that comes behind long messages, and a thread of the program's, in a copy of pageable memory, for the kernel:
- * meanwhile it keeps all other threads from its context. */
+/* A kernel waits for a word behind long messages. A thread of the program waits for the kernel in a copy of
+ * pageable memory, and meanwhile keeps all other threads from its context. */
 static void blocked(void)
 {
 	enum { MIB = 1 << 20, AT = 4096 };

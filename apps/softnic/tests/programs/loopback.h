@@ -1,6 +1,6 @@
-/* One queue pair joined to itself (or to another of the same process): the least that proves a device works.
+/* One queue pair joined to itself, or to another of the process: the least that proves a device works.
  *
- * Used by the test programs beside it. Every wait is bounded by the caller's deadline: the test kills what hangs.
+ * Used by the test programs beside it. The caller's deadline bounds every wait: the test kills what hangs.
  * Arguments of the programs: the GID index to use, or -1 for LIDs.
  */
 #pragma once
