@@ -1,8 +1,8 @@
 //! Requester half of a connection: posted messages in, transmissions and completions out.
 //!
 //! Follows IBTA vol. 1 on generating requests, §9.7.6 (receiving responses), its rules for unreliable
-//! service, and §9.9.2 (requester's errors). Resends by going back to the oldest unacknowledged packet. Sends
-//! in `transmit`, takes replies in `replies`. Left out: end-to-end credits (MSN and credits are ignored).
+//! service, and §9.9.2 (requester's errors). Resends by going back to the oldest unacknowledged packet. Keeps
+//! messages in `queue`, sends in `transmit`, takes replies in `replies`. Left out: end-to-end credits.
 //!
 //! Acknowledgements are cumulative and responses arrive in order, so the queue is done up to a point and not
 //! after it. Four tickets say where each message is:
@@ -12,6 +12,7 @@
 //! ```
 
 mod progress;
+mod queue;
 mod replies;
 mod transmit;
 
@@ -20,9 +21,7 @@ use std::collections::VecDeque;
 use self::progress::Progress;
 pub use self::progress::SendWindow;
 pub use self::transmit::PacketTransmit;
-use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::packet::{Aeth, Content, Packet, Syndrome};
-use crate::psn::HALF_SPACE;
 use crate::retry::{Budget, Timer, ack_timeout_ns};
 use crate::{
     Completion, Now, Opcode, PostedMessage, Psn, ReplyVerdict, RequesterConfig, ServiceType, Status, Ticket,
@@ -184,11 +183,6 @@ impl<W> Requester<W> {
         self.messages.capacity()
     }
 
-    /// Whether `next_packet` has nothing to give until a reply or a time-out comes.
-    pub fn is_waiting(&self) -> bool {
-        self.next_to_send().is_none()
-    }
-
     // Commands.
 
     /// Queues a message. Ask `can_post` first: what exceeds `window_messages` waits. A message that the
@@ -326,96 +320,7 @@ impl<W> Requester<W> {
         self.timer.due()
     }
 
-    // The queue.
-
-    fn end(&self) -> u64 {
-        self.front + self.messages.len() as u64
-    }
-
-    /// All before this ticket is done.
-    pub(super) fn set_done(&mut self, done: u64) {
-        self.done = done;
-        self.oldest_psn = self.message(done).map_or(self.next_psn, |message| message.psn);
-    }
-
-    fn message(&self, ticket: u64) -> Option<&Message<W>> {
-        self.messages.get(usize::try_from(ticket.checked_sub(self.front)?).ok()?)
-    }
-
-    fn message_mut(&mut self, ticket: u64) -> Option<&mut Message<W>> {
-        self.messages.get_mut(usize::try_from(ticket.checked_sub(self.front)?).ok()?)
-    }
-
-    #[inline(always)]
-    fn push(&mut self, message: PostedMessage, failure: Option<Status>, work_request: W) -> Ticket {
-        let PostedMessage { opcode, length, fence } = message;
-        let ticket = Ticket(self.end());
-        let psn_count = psn_count(opcode, length.min(MAX_MESSAGE_BYTES), self.config.path_mtu_bytes);
-        self.messages.push_back(Message {
-            opcode,
-            fence,
-            psn: self.next_psn,
-            psn_count,
-            length,
-            atomic_old: 0,
-            failure,
-            work_request,
-        });
-        if failure.is_none() {
-            self.next_psn = self.next_psn.plus(psn_count);
-        }
-        self.responses_posted += u32::from(opcode.wants_response());
-        ticket
-    }
-
-    /// Why the service cannot carry the message at all. This includes a READ on a QP of initiator depth 0 (it
-    /// would wait for ever) and a datagram longer than a packet.
-    fn refusal(&self, message: &PostedMessage) -> Option<Status> {
-        let RequesterConfig { service, path_mtu_bytes, max_rd_atomic, .. } = self.config;
-        let PostedMessage { opcode, length, .. } = *message;
-        if !opcode.allowed_on(service)
-            || (opcode.wants_response() && max_rd_atomic == 0)
-            || (opcode.is_atomic() && length != 8)
-        {
-            return Some(Status::LocalQpOperation);
-        }
-        let longest = if service == ServiceType::Ud { path_mtu_bytes } else { MAX_MESSAGE_BYTES };
-        (length > longest).then_some(Status::LocalLength)
-    }
-
-    /// The message that may go now.
-    #[inline(always)]
-    fn next_to_send(&self) -> Option<&Message<W>> {
-        let stopped = self.state != State::Active || self.next_send > self.failed;
-        if stopped || matches!(self.timer, Timer::Rnr { .. }) {
-            return None;
-        }
-        let message = self.message(self.next_send)?;
-        let in_window = self.next_send - self.done < u64::from(self.config.window_messages);
-        // With more than half of the space outstanding, a responder could not tell old from new.
-        let in_space = message.psn.distance_from(self.oldest_psn) + message.psn_count <= HALF_SPACE;
-        (message.failure.is_none() && in_window && in_space && !self.is_held(message)).then_some(message)
-    }
-
-    /// Whether the message waits for READs and atomics to be answered: for its fence, or at the depth limit.
-    #[inline(always)]
-    fn is_held(&self, message: &Message<W>) -> bool {
-        let is_response = message.opcode.wants_response();
-        if !message.fence && !is_response {
-            return false;
-        }
-        let depth = u32::from(self.config.max_rd_atomic);
-        message.fence && self.responses_outstanding > 0 || is_response && self.responses_outstanding >= depth
-    }
-
     // The timer.
-
-    fn start_ack_timer(&mut self, now: Now) {
-        self.timer = match ack_timeout_ns(self.config.timeout) {
-            Some(ns) => Timer::Ack { deadline: now.after(ns) },
-            None => Timer::Stopped,
-        };
-    }
 
     /// After progress, the next acknowledgement gets the whole time again.
     fn restart_ack_timer(&mut self, now: Now, before: (u64, u32)) {

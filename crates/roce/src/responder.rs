@@ -6,7 +6,7 @@
 //! Left out: end-to-end credits, path migration, shared receive queues' «no error on a datagram too long».
 //!
 //! All checks fall on a message's first packet, which also takes a SEND's receive; later packets must
-//! continue it exactly. Here are state and checks; `requests` makes requests of packets, `reliable` has RC's
+//! continue it exactly. Here is the state; `requests` makes requests of packets and checks them, `reliable` has RC's
 //! sequence and duplicates, `unreliable` UC and UD, `execution` work and errors, `responses` what is sent.
 
 mod executed;
@@ -21,11 +21,10 @@ use std::collections::VecDeque;
 
 use self::executed::ExecutedRequests;
 use self::streams::Outbound;
-use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::packet::{Packet, Syndrome};
 use crate::{
-    Access, DropReason, Failure, GRH_BYTES, Outcome, Psn, Receive, Refusal, Region, Request, Resources,
-    ResponderConfig, ResponderCounters, ResponderEvent, ServiceType, Verdict,
+    Access, DropReason, Failure, Psn, Receive, Region, Request, Resources, ResponderConfig,
+    ResponderCounters, ResponderEvent, ServiceType, Verdict,
 };
 
 /// What a reliable responder waits for. IBTA §9.7.4: one NAK for each gap, silence until it is repaired.
@@ -215,24 +214,6 @@ impl Responder {
         }
     }
 
-    /// Reports the work of the last [`Verdict::Execute`]. Without such work it does nothing.
-    #[inline(always)]
-    pub fn executed(&mut self, outcome: Outcome) {
-        let pending = std::mem::replace(&mut self.pending, Pending::Nothing);
-        if (pending, outcome) == (Pending::Message, Outcome::Done) && !self.at_work.opcode.is_atomic() {
-            return self.message_done(0);
-        }
-        match (pending, outcome) {
-            (Pending::Nothing, _) => {}
-            (Pending::Part | Pending::Message, Outcome::LocalFault) => self.local_fault(),
-            (Pending::Part | Pending::Message, Outcome::Revoked) => self.revoked(),
-            (Pending::Part, _) => self.part_done(),
-            (Pending::Message, Outcome::Atomic { old }) => self.message_done(old),
-            // Our own device broke its promise: an atomic without a result cannot be answered.
-            (Pending::Message, Outcome::Done) => self.local_fault(),
-        }
-    }
-
     // Outputs.
 
     pub fn poll_event(&mut self) -> Option<ResponderEvent> {
@@ -241,54 +222,6 @@ impl Responder {
             return Some(ResponderEvent::CommunicationEstablished);
         }
         self.failure.take().map(ResponderEvent::Failed)
-    }
-
-    // Checks of a message's first packet, in IBTA §9.7.4's order: operation, resources, length, key, receive.
-
-    /// The region that the request at work is granted, none of a SEND; the receive that it takes is held.
-    #[inline(always)]
-    fn admit(&mut self, resources: &mut impl Resources) -> Result<Region, Refusal> {
-        check_shape(&self.config, &self.at_work)?;
-        let opcode = self.at_work.opcode;
-        let most = self.config.max_dest_rd_atomic;
-        if opcode.wants_response() && self.waiting(false) >= usize::from(most) {
-            return Err(Refusal::ReadsWait(most));
-        }
-        let region =
-            if opcode.is_send() { Region::default() } else { self.region(&self.at_work, resources)? };
-        if opcode.takes_receive() {
-            self.hold_receive(resources)?;
-        }
-        Ok(region)
-    }
-
-    /// Takes the receive that a message consumes, unless it is held. A SEND's bytes must fit there.
-    fn hold_receive(&mut self, resources: &mut impl Resources) -> Result<(), Refusal> {
-        if self.held.is_none() {
-            self.held = resources.take_receive();
-        }
-        let capacity = self.held.ok_or(Refusal::NoReceive)?.capacity;
-        let needed = u64::from(self.at_work.length) + u64::from(self.grh_bytes());
-        if self.at_work.opcode.is_send() && needed > capacity {
-            return Err(Refusal::TooLong { needed, capacity });
-        }
-        Ok(())
-    }
-
-    /// Registered memory that a request names. Without bytes, key and address are unchecked (IBTA C9-88).
-    #[inline(always)]
-    fn region(&self, request: &Request, resources: &impl Resources) -> Result<Region, Refusal> {
-        if request.length == 0 {
-            return Ok(Region { va: request.remote_va, ..Region::default() });
-        }
-        resources
-            .region(
-                request.rkey,
-                request.remote_va,
-                u64::from(request.length),
-                request.opcode.remote_access(),
-            )
-            .map_err(Refusal::Region)
     }
 
     // Small facts.
@@ -303,34 +236,5 @@ impl Responder {
             return Some(DropReason::Busy);
         }
         (service != self.config.service).then_some(DropReason::WrongService)
-    }
-
-    #[inline]
-    fn last_psn(&self, request: &Request) -> Psn {
-        let count = psn_count(request.opcode, request.length, self.config.path_mtu_bytes);
-        request.psn.plus(count).minus(1)
-    }
-
-    fn grh_bytes(&self) -> u32 {
-        if self.config.service == ServiceType::Ud { GRH_BYTES } else { 0 }
-    }
-
-    /// Responses that wait to be sent: those `replayed`, or the others.
-    fn waiting(&self, replayed: bool) -> usize {
-        self.responses.iter().filter(|response| response.replayed == replayed).count()
-    }
-}
-
-/// Whether the request can be meant at all, apart from keys and receives.
-#[inline(always)]
-fn check_shape(config: &ResponderConfig, request: &Request) -> Result<(), Refusal> {
-    let Request { opcode, length, .. } = *request;
-    let (granted, need) = (config.access, opcode.remote_access());
-    let atomic_well = !opcode.is_atomic() || request.remote_va.is_multiple_of(8);
-    match () {
-        () if !opcode.allowed_on(config.service) || length > MAX_MESSAGE_BYTES => Err(Refusal::Shape),
-        () if !granted.contains(need) => Err(Refusal::Operation { granted: granted.0, need: need.0 }),
-        () if !atomic_well => Err(Refusal::Unaligned),
-        () => Ok(()),
     }
 }

@@ -90,11 +90,4 @@ impl Cm {
         self.start_timer(id, now.after(longer));
         Ok(())
     }
-
-    /// Sends an answer again, to a repeated request.
-    pub(super) fn answer_again(&mut self, route: Route, answer: Box<[u8; MAD_BYTES]>) -> Result<(), CmDrop> {
-        self.counters.answered_again += 1;
-        self.send(route, answer);
-        Ok(())
-    }
 }

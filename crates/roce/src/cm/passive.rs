@@ -103,40 +103,4 @@ impl Cm {
         self.tell(id, mad.into());
         Ok(())
     }
-
-    /// The listener to this service at this address: one that named the address goes first.
-    pub(super) fn listener(&self, service: u64, address: Gid) -> Option<(u64, Option<Gid>)> {
-        [(service, Some(address)), (service, None)].into_iter().find(|key| self.listeners.contains_key(key))
-    }
-
-    /// Opens a connection for a request, which takes a place in its listener's backlog; `fill` sets the rest.
-    pub(super) fn admit(
-        &mut self,
-        key: (u64, Option<Gid>),
-        (state, route): (State, Route),
-        remote_id: u32,
-        transaction: u64,
-        fill: impl FnOnce(&mut Connection),
-    ) -> Result<ConnectionId, CmDrop> {
-        // Nothing is said when there is no room: it will be asked again.
-        if self.listeners.get(&key).is_none_or(|listener| listener.waiting >= listener.backlog) {
-            return Err(CmDrop::Full);
-        }
-        let connection = self.open(state, route).ok_or(CmDrop::Full)?;
-        connection.remote_id = Some(remote_id);
-        connection.transaction = transaction;
-        connection.waits_at = Some(key);
-        fill(connection);
-        let id = connection.id;
-        self.by_peer.insert((route.remote, remote_id), id);
-        self.listeners.entry(key).and_modify(|listener| listener.waiting += 1);
-        Ok(ConnectionId(id))
-    }
-
-    /// Gives the place back.
-    pub(super) fn release(&mut self, key: Option<(u64, Option<Gid>)>) {
-        if let Some(listener) = key.and_then(|key| self.listeners.get_mut(&key)) {
-            listener.waiting = listener.waiting.saturating_sub(1);
-        }
-    }
 }

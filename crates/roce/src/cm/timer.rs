@@ -54,21 +54,6 @@ impl Cm {
         self.start_timer(id, now.after(rest_ns));
     }
 
-    /// Sets the one timer of a connection.
-    pub(super) fn start_timer(&mut self, id: u32, due: Now) {
-        self.stop_timer(id);
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.timer = Some(due);
-            self.timers.insert((due, id));
-        }
-    }
-
-    pub(super) fn stop_timer(&mut self, id: u32) {
-        if let Some(due) = self.connections.get_mut(&id).and_then(|connection| connection.timer.take()) {
-            self.timers.remove(&(due, id));
-        }
-    }
-
     /// What was sent has been answered.
     pub(super) fn answered(&mut self, id: u32) {
         self.stop_timer(id);

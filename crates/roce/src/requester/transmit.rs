@@ -5,6 +5,7 @@
 
 use super::{Message, Requester, SendWindow};
 use crate::packet::{Content, Packet, Position, Reth, Trailer, position_of};
+use crate::retry::{Timer, ack_timeout_ns};
 use crate::{Fragment, Now, Opcode, Psn, ServiceType, Ticket};
 
 /// Packets that may be in flight whatever was lost: with fewer, a long line would carry next to nothing.
@@ -168,6 +169,14 @@ impl<W> Requester<W> {
         };
         let through = self.progress.through(oldest, window.packets);
         (self.progress.after_loss, self.progress.lost_at) = (Some(through.max(FEWEST_IN_FLIGHT)), oldest);
+    }
+
+    /// The acknowledgement of what was just sent has the whole time.
+    pub(super) fn start_ack_timer(&mut self, now: Now) {
+        self.timer = match ack_timeout_ns(self.config.timeout) {
+            Some(ns) => Timer::Ack { deadline: now.after(ns) },
+            None => Timer::Stopped,
+        };
     }
 
     /// The first PSN that is not acknowledged.

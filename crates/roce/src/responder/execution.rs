@@ -12,6 +12,24 @@ use crate::{
 };
 
 impl Responder {
+    /// Reports the work of the last [`Verdict::Execute`]. Without such work it does nothing.
+    #[inline(always)]
+    pub fn executed(&mut self, outcome: Outcome) {
+        let pending = std::mem::replace(&mut self.pending, Pending::Nothing);
+        if (pending, outcome) == (Pending::Message, Outcome::Done) && !self.at_work.opcode.is_atomic() {
+            return self.message_done(0);
+        }
+        match (pending, outcome) {
+            (Pending::Nothing, _) => {}
+            (Pending::Part | Pending::Message, Outcome::LocalFault) => self.local_fault(),
+            (Pending::Part | Pending::Message, Outcome::Revoked) => self.revoked(),
+            (Pending::Part, _) => self.part_done(),
+            (Pending::Message, Outcome::Atomic { old }) => self.message_done(old),
+            // Our own device broke its promise: an atomic without a result cannot be answered.
+            (Pending::Message, Outcome::Done) => self.local_fault(),
+        }
+    }
+
     #[inline(always)]
     pub(super) fn execute(
         &mut self,
@@ -52,8 +70,7 @@ impl Responder {
         let Request { fragment: Fragment { offset, .. }, opcode, .. } = self.at_work;
         match (opcode, self.held) {
             (Opcode::Read, _) => {
-                let read = self.at_work;
-                self.stream_read(&read, *region);
+                self.outbound.begin_read(&self.at_work, *region, self.config.path_mtu_bytes);
                 self.executed(Outcome::Done);
                 Verdict::Answered
             }
@@ -83,7 +100,7 @@ impl Responder {
     }
 
     /// A packet that does not end its message was executed.
-    pub(super) fn part_done(&mut self) {
+    fn part_done(&mut self) {
         let Fragment { offset, length } = self.at_work.fragment;
         if let Some(assembly) = &mut self.assembly {
             assembly.next_offset = offset + length;
@@ -96,7 +113,7 @@ impl Responder {
     }
 
     #[inline(always)]
-    pub(super) fn message_done(&mut self, old: u64) {
+    fn message_done(&mut self, old: u64) {
         let Request { opcode, psn, length, .. } = self.at_work;
         self.assembly = None;
         if opcode.takes_receive() {
@@ -128,7 +145,7 @@ impl Responder {
     /// Our own memory failed (IBTA §9.9.3, remote operational error). The receive's completion reports a
     /// fault in its buffers, an event one in registered memory.
     #[cold]
-    pub(super) fn local_fault(&mut self) {
+    fn local_fault(&mut self) {
         let (event, status) = match self.at_work.opcode.is_send() {
             true => (None, Status::LocalProtection),
             false => (Some(AsyncEvent::QpFatal), Status::Flushed),
@@ -138,7 +155,7 @@ impl Responder {
 
     /// The region went away between two packets. A card checks the key with every packet (IBTA §9.7.4).
     #[cold]
-    pub(super) fn revoked(&mut self) {
+    fn revoked(&mut self) {
         self.assembly = None;
         if self.config.service == ServiceType::Rc {
             let event = Some(AsyncEvent::AccessError);

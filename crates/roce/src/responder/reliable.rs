@@ -95,7 +95,7 @@ impl Responder {
             }
             Some(None) => match self.region(&request, resources) {
                 Ok(region) => {
-                    self.stream_read(&request, region);
+                    self.outbound.begin_read(&request, region, path_mtu_bytes);
                     self.respond(psn, None, true);
                     Verdict::Answered
                 }

@@ -5,9 +5,11 @@
 //! WRITE's receive. On RC a packet of the wrong kind, size or place is an invalid request.
 
 use super::{Assembly, Responder};
-use crate::message::MAX_MESSAGE_BYTES;
+use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::packet::{Content, Packet, Position, Reth, Trailer, may_carry};
-use crate::{Fragment, Opcode, Refusal, Region, Request, Resources};
+use crate::{
+    Fragment, GRH_BYTES, Opcode, Psn, Refusal, Region, Request, Resources, ResponderConfig, ServiceType,
+};
 
 impl Responder {
     /// Takes the packet up as the request at work, if it stands where it may and is as long as it must be.
@@ -67,6 +69,71 @@ impl Responder {
         }
         Ok(region)
     }
+
+    // Checks of a message's first packet, in IBTA §9.7.4's order: operation, resources, length, key, receive.
+
+    /// The region that the request at work is granted, none of a SEND; the receive that it takes is held.
+    #[inline(always)]
+    pub(super) fn admit(&mut self, resources: &mut impl Resources) -> Result<Region, Refusal> {
+        check_shape(&self.config, &self.at_work)?;
+        let opcode = self.at_work.opcode;
+        let most = self.config.max_dest_rd_atomic;
+        if opcode.wants_response() && self.waiting(false) >= usize::from(most) {
+            return Err(Refusal::ReadsWait(most));
+        }
+        let region =
+            if opcode.is_send() { Region::default() } else { self.region(&self.at_work, resources)? };
+        if opcode.takes_receive() {
+            self.hold_receive(resources)?;
+        }
+        Ok(region)
+    }
+
+    /// Takes the receive that a message consumes, unless it is held. A SEND's bytes must fit there.
+    fn hold_receive(&mut self, resources: &mut impl Resources) -> Result<(), Refusal> {
+        if self.held.is_none() {
+            self.held = resources.take_receive();
+        }
+        let capacity = self.held.ok_or(Refusal::NoReceive)?.capacity;
+        let needed = u64::from(self.at_work.length) + u64::from(self.grh_bytes());
+        if self.at_work.opcode.is_send() && needed > capacity {
+            return Err(Refusal::TooLong { needed, capacity });
+        }
+        Ok(())
+    }
+
+    /// Registered memory that a request names. Without bytes, key and address are unchecked (IBTA C9-88).
+    #[inline(always)]
+    pub(super) fn region(&self, request: &Request, resources: &impl Resources) -> Result<Region, Refusal> {
+        if request.length == 0 {
+            return Ok(Region { va: request.remote_va, ..Region::default() });
+        }
+        resources
+            .region(
+                request.rkey,
+                request.remote_va,
+                u64::from(request.length),
+                request.opcode.remote_access(),
+            )
+            .map_err(Refusal::Region)
+    }
+
+    // Small facts.
+
+    #[inline]
+    pub(super) fn last_psn(&self, request: &Request) -> Psn {
+        let count = psn_count(request.opcode, request.length, self.config.path_mtu_bytes);
+        request.psn.plus(count).minus(1)
+    }
+
+    pub(super) fn grh_bytes(&self) -> u32 {
+        if self.config.service == ServiceType::Ud { GRH_BYTES } else { 0 }
+    }
+
+    /// Responses that wait to be sent: those `replayed`, or the others.
+    pub(super) fn waiting(&self, replayed: bool) -> usize {
+        self.responses.iter().filter(|response| response.replayed == replayed).count()
+    }
 }
 
 /// What a packet's headers say, with those of its message's first packet if it continues one. `None` when it
@@ -121,4 +188,18 @@ pub(super) fn describe(packet: &Packet, src_qpn: u32, assembly: Option<&Assembly
         src_qpn,
         fragment: Fragment { offset, length: if opcode.carries_payload() { bytes } else { length } },
     })
+}
+
+/// Whether the request can be meant at all, apart from keys and receives.
+#[inline(always)]
+fn check_shape(config: &ResponderConfig, request: &Request) -> Result<(), Refusal> {
+    let Request { opcode, length, .. } = *request;
+    let (granted, need) = (config.access, opcode.remote_access());
+    let atomic_well = !opcode.is_atomic() || request.remote_va.is_multiple_of(8);
+    match () {
+        () if !opcode.allowed_on(config.service) || length > MAX_MESSAGE_BYTES => Err(Refusal::Shape),
+        () if !granted.contains(need) => Err(Refusal::Operation { granted: granted.0, need: need.0 }),
+        () if !atomic_well => Err(Refusal::Unaligned),
+        () => Ok(()),
+    }
 }

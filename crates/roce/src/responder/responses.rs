@@ -108,16 +108,6 @@ impl Responder {
         self.refuse(code, Some(event), Status::Flushed, why);
     }
 
-    /// A READ was granted: its response is sent packet by packet, each reading its bytes then. So a later
-    /// WRITE may change them; a requester that minds posts it with a fence (IBTA, ordering of operations).
-    pub(super) fn stream_read(&mut self, request: &Request, region: Region) {
-        let Request { psn, length, remote_va, rkey, .. } = *request;
-        let packets = self.last_psn(request).distance_from(psn) + 1;
-        let region = Region { va: remote_va, key: rkey, ..region };
-        let stream = ReadStream { region, psn, length, packets, next: 0, first: 0, revoked: false };
-        self.outbound.reads.push_back(stream);
-    }
-
     /// Takes back what is left of the response whose packet at `psn` cannot be sent.
     fn abandon_read(&mut self, psn: Psn) {
         let unfinished = self

@@ -42,6 +42,15 @@ impl Outbound {
         self.reads.capacity()
     }
 
+    /// A READ was granted: its response is sent packet by packet, each reading its bytes then. So a later
+    /// WRITE may change them; a requester that minds posts it with a fence (IBTA, ordering of operations).
+    pub(super) fn begin_read(&mut self, request: &Request, region: Region, path_mtu_bytes: u32) {
+        let Request { psn, length, remote_va, rkey, .. } = *request;
+        let packets = psn_count(Opcode::Read, length, path_mtu_bytes);
+        let region = Region { va: remote_va, key: rkey, ..region };
+        self.reads.push_back(ReadStream { region, psn, length, packets, next: 0, first: 0, revoked: false });
+    }
+
     /// Whether an executed request makes an ACK due: on a wire if it asks, or if enough have gathered.
     pub(super) fn acknowledges(&mut self, request: &Request) -> bool {
         let Some(ack_every) = self.ack_every else { return true };
