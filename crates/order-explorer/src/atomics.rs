@@ -5,9 +5,17 @@
 
 use crate::memory::State;
 use crate::program::{Atomic, CellId, END, FENCED, LATER, LOOKED, READY_BITS, RESERVED, ROLE, RUNG, TOTAL};
-use crate::rules::Rules;
+use crate::rules::{Rules, bit};
 
 impl State {
+    /// The operations behind `op` will not happen; nobody needs to wait for them.
+    pub fn leave_out(&mut self, thread: usize, op: usize, count: usize) {
+        for left_out in op + 1..=op + count {
+            self.done[thread] |= 1 << left_out;
+            self.left |= bit(thread, left_out);
+        }
+    }
+
     /// Whether the atomic gets through now; those that wait are repeated until they do.
     pub fn succeeds(&self, cell: CellId, does: Atomic) -> bool {
         let ready = self.near[cell] & ((1 << READY_BITS) - 1);

@@ -18,9 +18,9 @@ const IN_FLIGHT: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     /// Performed operations of each thread, in this turn of a loop.
-    done: [u64; THREADS],
+    pub done: [u64; THREADS],
     /// Stores that were performed, in any turn: they have left.
-    left: Set,
+    pub left: Set,
     /// What the GPU's threads see, and what host and NIC see.
     pub near: [u8; CELLS],
     far: [u8; CELLS],
@@ -384,14 +384,6 @@ impl State {
     pub fn take_over(&mut self, thread: usize, cell: CellId, acquires: bool) {
         let set = if acquires { &mut self.cover } else { &mut self.seen };
         set[thread] |= self.carried[cell];
-    }
-
-    /// The operations behind `op` will not happen; nobody needs to wait for them.
-    pub fn leave_out(&mut self, thread: usize, op: usize, count: usize) {
-        for left_out in op + 1..=op + count {
-            self.done[thread] |= 1 << left_out;
-            self.left |= bit(thread, left_out);
-        }
     }
 
     /// Behind the last store to the same word, else sorted by word: which word's stores took off first means nothing.

@@ -47,6 +47,9 @@ pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer};
 use udp::Wire;
 pub use udp::WireCounters;
 
+/// Most events that were not polled yet.
+const MOST_EVENTS: usize = 64;
+
 /// Largest payload that a record takes whole: a longer one may be cut to what room there is.
 pub const MAX_INLINE: usize = 16 * 1024;
 
@@ -246,6 +249,15 @@ impl Link {
 
     pub fn mad_router(&self) -> MadRouter {
         self.mads.clone()
+    }
+
+    /// Notes an event, unless too many were not polled yet. False: it is not noted.
+    fn happened(&mut self, event: LinkEvent) -> bool {
+        let noted = self.events.len() < MOST_EVENTS;
+        if noted {
+            self.events.push_back(event);
+        }
+        noted
     }
 
     /// Sends the connection manager's datagrams that are for other hosts.

@@ -8,9 +8,6 @@ use super::fabric::{Process, SLOTS, SlotOwner, is_shortage};
 use super::{Incoming, Link, LinkEvent, NoPeer, Outgoing, Peer, ROOM, Room};
 use crate::os::system;
 
-/// Most events that were not polled yet.
-const MOST_EVENTS: usize = 64;
-
 /// How often peers are looked at, in ns: well below the second within which a killed peer must be noticed.
 const WATCH_NS: u64 = 10_000_000;
 
@@ -182,15 +179,6 @@ impl Link {
         self.incoming.retain(|i| i.consumer.ends.from != ends.from);
         self.incoming.push(Incoming { consumer, ended: false, closed: false, neglected: false });
         Ok(())
-    }
-
-    /// Notes an event, unless too many were not polled yet. False: it is not noted.
-    pub(super) fn happened(&mut self, event: LinkEvent) -> bool {
-        let noted = self.events.len() < MOST_EVENTS;
-        if noted {
-            self.events.push_back(event);
-        }
-        noted
     }
 
     /// Looks after the peers, every few milliseconds.

@@ -15,12 +15,14 @@ use roce::wire::cm::{IpCm, Message, Path, Rep, Req, SidrRep, reason};
 
 use super::address::Address;
 use super::ids::{Id, Ids, Stage, gid_index, port_gid, qp_type, service_id, space};
+use super::mad_port::EndedProcess;
 use super::queue::event;
 use crate::abi::attributes::refuse;
 use crate::abi::layout::{
     Reader, Writer, ucm_conn_param as conn, ucm_event_resp, ucm_ud_param as ud, uverbs_ah_attr as ah,
 };
 use crate::config::LinkLayer;
+use crate::link::mads::AddressedMad;
 
 /// `CMA_CM_MRA_SETTING` without its flag, `CMA_IBOE_PACKET_LIFETIME`.
 const MRA_TIMEOUT: u8 = 24;
@@ -229,8 +231,32 @@ impl Ids {
         self.cm.establish(connection).map_err(of_cm)
     }
 
+    /// Goes on: takes what arrived, does what is due, sends what there is to say. When it is due again.
+    pub fn turn(&mut self, now: Now) -> Option<Now> {
+        for AddressedMad { from, to, mad } in self.port.receive() {
+            // Why it was dropped is counted.
+            let _ = self.cm.handle_mad(now, Route { local: to, remote: from }, &*mad);
+        }
+        // After what they sent: a process that refused and ended gave its own reason and private data.
+        for EndedProcess { slot, asked } in self.port.departed() {
+            let devices = &self.devices;
+            self.cm.close_process(now, slot, &asked, |gid| {
+                devices.iter().any(|device| gid_index(device, gid).is_some())
+            });
+        }
+        self.cm.handle_timeout(now);
+        while let Some(event) = self.cm.poll_event() {
+            self.take_event(event);
+        }
+        while let Some(sent) = self.cm.poll_transmit() {
+            self.port.send(sent);
+        }
+        let soon = self.port.is_waiting().then(|| now.after(1_000_000));
+        self.cm.poll_timeout().into_iter().chain(soon).min()
+    }
+
     /// Turns an event of the connection manager into the program's.
-    pub fn take_event(&mut self, told: Event) {
+    fn take_event(&mut self, told: Event) {
         let Event { id: connection, route, cause } = told;
         let (kind, status) = match &cause {
             Cause::Received(message, private) => match message {

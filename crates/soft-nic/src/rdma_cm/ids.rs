@@ -10,19 +10,18 @@ use mlx5_device::command::{refusal, refuse_if};
 use mlx5_device::model::{DeviceConfig, GidKind};
 use mlx5_device::random;
 use roce::Now;
-use roce::cm::{Cm, CmConfig, ConnectionId, Route};
+use roce::cm::{Cm, CmConfig, ConnectionId};
 use roce::wire::Gid;
 use roce::wire::ip_of;
 
 use super::address::Address;
-use super::mad_port::{EndedProcess, MadPort};
+use super::mad_port::MadPort;
 use super::queue::{EventWriter, Queue, Queued, event};
 use crate::abi::attributes::refuse;
 use crate::abi::layout::ucm_event_resp;
 use crate::abi::reasons::Reasons;
 use crate::config::LinkLayer;
 use crate::link::ServiceError;
-use crate::link::mads::AddressedMad;
 
 /// Connections of one process, those that end included.
 const MAX_CONNECTIONS: usize = 1 << 16;
@@ -393,30 +392,6 @@ impl Ids {
         let Some(id) = self.ids.get(&owner).filter(|id| id.uid != 0) else { return false };
         let bytes = told.u64(ucm_event_resp::uid, id.uid).finish();
         self.files.get_mut(&id.file).is_some_and(|queue| queue.push(Queued { owner, brings, bytes }))
-    }
-
-    /// Goes on: takes what arrived, does what is due, sends what there is to say. When it is due again.
-    pub fn turn(&mut self, now: Now) -> Option<Now> {
-        for AddressedMad { from, to, mad } in self.port.receive() {
-            // Why it was dropped is counted.
-            let _ = self.cm.handle_mad(now, Route { local: to, remote: from }, &*mad);
-        }
-        // After what they sent: a process that refused and ended gave its own reason and private data.
-        for EndedProcess { slot, asked } in self.port.departed() {
-            let devices = &self.devices;
-            self.cm.close_process(now, slot, &asked, |gid| {
-                devices.iter().any(|device| gid_index(device, gid).is_some())
-            });
-        }
-        self.cm.handle_timeout(now);
-        while let Some(event) = self.cm.poll_event() {
-            self.take_event(event);
-        }
-        while let Some(sent) = self.cm.poll_transmit() {
-            self.port.send(sent);
-        }
-        let soon = self.port.is_waiting().then(|| now.after(1_000_000));
-        self.cm.poll_timeout().into_iter().chain(soon).min()
     }
 
     /// The next number of the sequence: ports and PSNs need to differ, not to be secret.
