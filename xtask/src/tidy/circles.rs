@@ -1,5 +1,5 @@
-//! Circles of files inside a crate: files that name each other's items in a loop, also through re-exports and `super::`. A method
-//! that is called names no file.
+//! Circles of files inside a crate: files that name each other's items in a loop, also through re-exports and
+//! `super::`; and files of one type's methods that call each other's, by `self`, in a loop.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,8 +47,9 @@ pub fn check(tree: &Tree) -> Vec<String> {
     }
     let mut violations = Vec::new();
     for modules in crates.values() {
-        let arrows = modules.arrows();
-        violations.extend(circles(&arrows).iter().map(|circle| in_words(circle, &arrows)));
+        for arrows in [modules.arrows(), modules.methods()] {
+            violations.extend(circles(&arrows).iter().map(|circle| in_words(circle, &arrows)));
+        }
     }
     violations
 }
@@ -141,6 +142,30 @@ fn item(line: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// The lines of `impl` blocks, each with the type and whether a trait is implemented.
+fn impl_lines(code: &str) -> impl Iterator<Item = (&str, bool, &str)> {
+    let mut of = None;
+    code.lines().filter_map(move |line| {
+        if let Some(head) = line.strip_prefix("impl") {
+            // Behind the parameters, which may have bounds.
+            let mut depth = 0;
+            let begins = head.find(|c: char| {
+                depth += i32::from(c == '<') - i32::from(c == '>');
+                depth == 0 && c == ' '
+            });
+            let head = &head[begins.unwrap_or(0)..];
+            let (is_trait, named) =
+                head.split_once(" for ").map_or((false, head), |(_, named)| (true, named));
+            let name = named.split(['<', '{', ' ']).find(|word| !word.is_empty()).unwrap_or_default();
+            of = Some((name.rsplit(':').next().unwrap_or_default(), is_trait));
+        }
+        if line.starts_with('}') {
+            of = None;
+        }
+        of.map(|(name, is_trait)| (name, is_trait, line))
+    })
+}
+
 /// Paths of two parts or more in a text, as `a::b::c`.
 fn paths(code: &str) -> impl Iterator<Item = Vec<String>> {
     let words = code.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
@@ -170,6 +195,43 @@ impl<'a> Modules<'a> {
                 let named: Names = named.filter(|_| there.file != module.file).collect();
                 if !named.is_empty() {
                     to.entry(there.file).or_default().extend(named);
+                }
+            }
+        }
+        arrows
+    }
+
+    /// Calls by `self` of methods of the same type that another file alone has.
+    fn methods(&self) -> Arrows<'a> {
+        let mut there: BTreeMap<[&str; 2], BTreeSet<&str>> = BTreeMap::new();
+        for module in self.all.values() {
+            for (of, _, line) in impl_lines(&module.code).filter(|(_, is_trait, _)| !is_trait) {
+                // rustfmt indents a method by four.
+                let words = line.strip_prefix("    ").filter(|line| !line.starts_with(' '));
+                let mut words = words.unwrap_or_default().split(|c: char| !(c.is_alphanumeric() || c == '_'));
+                if let Some(name) = words.find(|word| *word == "fn").and_then(|_| words.next()) {
+                    there.entry([of, name]).or_default().insert(module.file);
+                }
+            }
+        }
+        let mut arrows: Arrows<'a> = BTreeMap::new();
+        for module in self.all.values() {
+            for (of, _, line) in impl_lines(&module.code) {
+                for call in line.split("self.").skip(1) {
+                    let name =
+                        call.split(|c: char| !(c.is_alphanumeric() || c == '_')).next().unwrap_or_default();
+                    let files = there.get(&[of, name]).filter(|_| call[name.len()..].starts_with('('));
+                    let Some(file) = files.filter(|files| files.len() == 1).and_then(BTreeSet::first) else {
+                        continue;
+                    };
+                    if *file != module.file {
+                        arrows
+                            .entry(module.file)
+                            .or_default()
+                            .entry(file)
+                            .or_default()
+                            .insert(format!("{of}::{name}"));
+                    }
                 }
             }
         }
@@ -280,6 +342,21 @@ mod tests {
         let found = found(&files);
         assert!(found.len() == 1 && found[0].contains("a circle of 2"), "{found:?}");
         assert!(found[0].contains("b.rs → x/src/a/mod.rs: A"), "{found:?}");
+    }
+
+    #[test]
+    fn a_circle_of_one_type_s_methods_in_two_files_is_named() {
+        let above = "mod below;\npub struct A<T: Copy>(T);\nimpl<T: Copy> A<T> {\n    pub fn begin(&self) {\n        self.end()\n    }\n\n    \
+                     fn fact(&self) {}\n}\nimpl<T> B<T> {\n    fn own(&self) {}\n}\n";
+        let below = |call: &str| {
+            format!(
+                "use super::A;\nimpl<T: Copy> A<T> {{\n    pub(super) fn end(&self) {{\n        self.{call}()\n    }}\n}}\n"
+            )
+        };
+        let found = |call: &str| found(&[("x/src/a.rs", above), ("x/src/a/below.rs", &below(call))]);
+        assert!(found("own").is_empty(), "{:?}", found("own"));
+        let circle = found("fact");
+        assert!(circle.len() == 1 && circle[0].contains("a/below.rs → x/src/a.rs: A::fact"), "{circle:?}");
     }
 
     #[test]
