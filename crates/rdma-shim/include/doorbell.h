@@ -136,7 +136,7 @@ struct db_completion {
 #define DB_OPCODES_UC 0x0fu
 
 /* What the queue remembers of a posted request, at the slot of its first block. In a row of one-block
- * requests with ascending wr_ids only the last one's slot says so; others keep an earlier lap's. */
+ * requests with ascending wr_ids only the last one's slot says so; others keep an earlier lap's data. */
 struct __attribute__((aligned(16))) db_slot { /* a GPU stores it as a whole */
     db_u64 wr_id;
     db_u64 end; /* producer index behind its last block, in the low DB_SLOT_BITS; above, how many requests of its row are before it */

@@ -73,7 +73,7 @@ DB_GPU_FN int db_gpu_take(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, 
 #endif
 
 /* Takes the queue's successful sends that a look finds: how many, 0, or DB_POLL_COMPRESSED. `out` is the last
- * one, which retires the blocks of all before (they end in order). Another CQE is taken alone, ends a row. */
+ * one, which retires all blocks before (they end in order). Any other CQE is taken alone and ends a row. */
 DB_GPU_FN int db_take_sends(struct db_cq *cq, db_u32 qpn, struct db_completion *out) {
     db_u64 tail[DB_LOOK], last;
     db_u32 count = 0, i;

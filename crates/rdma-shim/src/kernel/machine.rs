@@ -134,7 +134,7 @@ impl Machine {
         }
     }
 
-    /// Code for a GPU, several sources linked into one image. Errors: the twin, with none; compiler's, GPU's.
+    /// Code for a GPU, several sources linked into one image. Errors: always on the twin; compiler's; GPU's.
     pub fn module(&self, units: &[Unit]) -> Result<Module, KernelError> {
         match &*self.0 {
             Inner::Twin(_) => Err(KernelError::Refused("the host twin runs no graph of a GPU's".into())),

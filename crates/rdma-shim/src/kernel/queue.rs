@@ -220,7 +220,7 @@ impl Queue {
         &self.machine
     }
 
-    /// Any state → RESET, queues emptied, as [`crate::QueuePair::reset`]. A kernel in it would hold it.
+    /// Any state → RESET, queues emptied, as [`crate::QueuePair::reset`]. A running kernel would own it.
     pub fn emptied(mut self) -> Result<Queue, KernelError> {
         self.qp.reset()?;
         let (sq, rq): (db_sq, db_rq) = (self.state.get(SQ)?, self.state.get(RQ)?);
