@@ -1,10 +1,10 @@
-//! Compiles the C routines for the host, and the kernels of tests for the host twin; nothing but compilers is needed (no rdma-core
-//! headers, no CUDA, INV-8).
+//! Compiles the C routines for the host, and test kernels for the host twin; needs only compilers, no
+//! rdma-core headers and no CUDA (INV-8).
 
 use host_twin_build::Kernels;
 
-/// Kernels compiled once more with a defect, which tests see found, or with a clock at which they stop them: source, name of the defect,
-/// what it defines.
+/// Kernels compiled once more with a defect that tests must find, or with a clock at which tests stop them:
+/// source, name of the defect, what it defines.
 const PLANTED: &[(&str, &str, &str)] = &[
     ("reduce", "no-warp-sync", "DEFECT_NO_WARP_SYNC"),
     ("hand_over", "no-release", "DB_DEFECT_RELAXED_RELEASE"),

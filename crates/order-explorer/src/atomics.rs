@@ -1,7 +1,7 @@
 //! Words that the threads of a GPU share: locks, counts of filled WQEs, and the election of the ringer.
 //!
-//! Those of a queue of ours are `db_shared_take`, `db_shared_publish` and `db_shared_leave` of
-//! `crates/rdma-shim/include/doorbell_shared.h`, one atomic each; its registers stand for the local variables of those routines. Left out: waiting for room, polling.
+//! Ours are `db_shared_take`, `db_shared_publish` and `db_shared_leave`, one atomic each
+//! (`crates/rdma-shim/include/doorbell_shared.h`); registers are locals. Left out: full rings, polling.
 
 use crate::memory::State;
 use crate::program::{Atomic, CellId, END, FENCED, LATER, LOOKED, READY_BITS, RESERVED, ROLE, RUNG, TOTAL};
@@ -94,7 +94,7 @@ impl State {
         self.leave_out(thread, op, rest - op - 1);
     }
 
-    /// Up to where a poster rang that has the role from its reservation on: a poster that begins there is alone.
+    /// Up to where a poster rang that has had the role since its reservation. One that begins there is alone.
     pub fn alone(&self, thread: usize) -> Option<u8> {
         (self.registers[thread][ROLE] == 1).then_some(self.registers[thread][RUNG])
     }

@@ -1,7 +1,7 @@
 //! The NIC: the WQEs it knows of, what it fetches, and how a program fails before it.
 //!
-//! It fetches on the index of a register write or of the record, whichever it sees, and may look at the record again at any time:
-//! mlx5's recovery path does (a comment of gpunetio's `doca_gpunetio_dev_verbs_qp.cuh` names it). It fetches nothing beyond.
+//! It fetches up to the index of a register write or of the record, never beyond. It may reread the record at
+//! any time, as mlx5's recovery path does (a comment of gpunetio's `doca_gpunetio_dev_verbs_qp.cuh`).
 
 use crate::program::{Belief, CellId};
 
@@ -47,8 +47,8 @@ impl Nic {
 
     /// The first WQE that it may execute now although a word of it is not in the memory that it sees.
     ///
-    /// It may fetch at any moment, early or late. So looking at every state for a WQE that is missing, and fetching only when
-    /// nothing else is left to happen, finds what fetching at every moment would: fetching late can only let it forget more.
+    /// It may fetch at any moment. Late fetches only let it forget more, so all cases are found by looking
+    /// for a missing WQE in every state and fetching only when nothing else is left to happen.
     pub fn missing(self, ring: &[[CellId; 2]], memory: &[u8]) -> Option<u8> {
         let is_there = |wqe: u8| {
             ring.get(usize::from(wqe)).is_some_and(|words| words.iter().all(|&word| memory[word] == 1))

@@ -1,4 +1,4 @@
-//! The search: every order in which a program's steps can happen, breadth first, so that the first failure is a shortest.
+//! The search: every order of a program's steps, breadth first, so that the first failure is a shortest.
 
 use std::collections::{HashMap, VecDeque};
 

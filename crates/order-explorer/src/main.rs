@@ -1,11 +1,11 @@
-//! Explorer of the orders in which WQE, doorbell record and register are written: tries every interleaving of a small program.
+//! Explorer of orders of stores to WQE, record and register: tries every interleaving of a small program.
 //!
-//! `cargo run -p order-explorer` prints the tables of `docs/orders.md`; with part of a row's name behind it
-//! (`-- DeepEP`), the failing interleavings of those rows, step by step.
-//! What is modelled: threads whose operations overtake each other as their machine allows, fences and scopes, stores on their
-//! way to host memory, GPU memory and BAR, each by itself, and a NIC that fetches on the register or on the record, which it
-//! may read again at any time. What is assumed: [`program::Assumptions`]. Left out: BlueFlame, payload of a send, indices
-//! that wrap.
+//! `cargo run -p order-explorer` prints the tables of `docs/orders.md`. With part of a row's name as argument
+//! (`-- DeepEP`), it prints the failing interleavings of those rows, step by step.
+//! Modelled: operations that overtake each other as the thread's machine allows, fences and scopes,
+//! independent stores in flight to host memory, GPU memory and BAR, and a NIC that fetches on the register or
+//! on the record, which it may reread at any time. Assumed: [`program::Assumptions`]. Left out: BlueFlame,
+//! payload of a send, wrapping indices.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! Where every store of a program is, what each thread has seen, and what the NIC knows: one state of the search, and its steps.
+//! One state of the search and its steps: where each store is, what each thread has seen, what the NIC knows.
 //!
-//! A store goes two ways at most. First it leaves its thread: from then on the GPU's other threads see it. Then it arrives: host
-//! and NIC see it. Between the two it is on its own; only stores to the same word stay in order. What is nearer goes one way:
-//! a host's store to its memory, a GPU's to its own (when the L2 serves PCIe).
+//! A store has at most two stages. First it leaves its thread, and the GPU's other threads see it. Then it
+//! arrives, and host and NIC see it. In between, only stores to the same word stay in order. A store to near
+//! memory has one stage: a host's to its memory, a GPU's to its own (when the L2 serves PCIe).
 
 use crate::device::{Failure, Nic};
 use crate::program::{
@@ -27,8 +27,8 @@ pub struct State {
     /// Stores under way and their values, in order for each word: words do not wait for each other.
     flight: [(u8, u8); IN_FLIGHT],
     flying: u8,
-    /// Others' stores that happened before what each thread does next, that it saw without acquiring, and that its last
-    /// release fence handed over.
+    /// Per thread: others' stores that happened before what it does next, that it saw without acquiring, and
+    /// that its last release fence handed over.
     cover: [Set; THREADS],
     seen: [Set; THREADS],
     released: [Set; THREADS],
@@ -51,8 +51,8 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     pub step: Step,
-    /// Whether it happens by itself: nothing compels a NIC to look at a record again, nor a write-combining buffer to empty
-    /// itself.
+    /// Whether it happens by itself: nothing compels a NIC to reread a record or a write-combining buffer to
+    /// empty itself.
     pub forced: bool,
 }
 
@@ -90,14 +90,14 @@ impl State {
         self.done[thread] >> op & 1 == 1
     }
 
-    /// Whether none of these stores is on its way to memory. Whether a register write has arrived is not reported.
+    /// Whether none of these stores is on its way to memory. Register writes do not count: none is reported.
     fn none_flies(&self, rules: &Rules, stores: Set) -> bool {
         let flying = &self.flight[..usize::from(self.flying)];
         flying.iter().all(|&(id, _)| 1 << id & stores & !rules.to_register == 0)
     }
 
-    /// Whether what an operation has to come behind has come as far as `scope` asks: its thread's earlier stores, and
-    /// `others`.
+    /// Whether the stores an operation must follow have come as far as `scope` asks: its thread's earlier
+    /// ones, and `others`.
     fn have_come(&self, rules: &Rules, thread: usize, op: usize, others: Set, scope: Scope) -> bool {
         let own = rules.stores_before[thread][op];
         let performed = Set::from(self.done[thread]) << (thread * OPS);
@@ -108,7 +108,7 @@ impl State {
                     || self.none_flies(rules, own | rules.stores_around[thread][op] | others))
     }
 
-    /// Whether the operation can be performed now, as far as its own thread and the order it brings are concerned.
+    /// Whether its own thread and the order it brings let the operation be performed now.
     fn may(&self, rules: &Rules, thread: usize, op: usize) -> bool {
         let before = rules.after[thread][op];
         if self.is_done(thread, op) || before & !self.done[thread] != 0 {
@@ -129,8 +129,8 @@ impl State {
         rules.op(thread, op) == Op::RingFence && self.registers[thread][FENCED] == 1
     }
 
-    /// Performs what nobody sees and what only permits, so that its moment is no choice: fences, meetings, turns of a loop, looks at
-    /// words that nobody changes, and WQEs that leave a GPU for host memory, since how late they arrive is open anyway.
+    /// Performs what no thread sees or what only permits, so its moment is no choice: fences, meetings, loop
+    /// turns, loads of constant words, and WQEs leaving a GPU for host memory (their arrival is open anyway).
     fn settle(&mut self, rules: &Rules) {
         loop {
             let mut settled = true;
@@ -270,8 +270,8 @@ impl State {
         Ok(next)
     }
 
-    /// Drops what can make no difference any more, so that states that go on alike are alike: stores that have come all the
-    /// way need no waiting for, and a thread that has ended needs nothing.
+    /// Drops what makes no difference any more, to merge states that go on alike: stores that have arrived,
+    /// and all that an ended thread holds.
     fn forget(&mut self, rules: &Rules) {
         let flying = self.flight[..usize::from(self.flying)].iter().fold(0, |set, &(id, _)| set | 1 << id);
         let matters: Set = (flying & !rules.to_register) | !self.left;
@@ -386,7 +386,7 @@ impl State {
         set[thread] |= self.carried[cell];
     }
 
-    /// Behind the last store to the same word, else sorted by word: which word's stores took off first means nothing.
+    /// Queued behind the last store to the same word, else sorted by word: order among words means nothing.
     fn take_off(&mut self, rules: &Rules, id: u8, value: u8, cell: CellId) {
         let flying = usize::from(self.flying);
         let at = self.flight[..flying].iter().position(|&(other, _)| rules.store(other).2 > cell);

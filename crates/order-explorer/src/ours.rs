@@ -1,4 +1,4 @@
-//! Our orders: `doorbell.h` with `order_host.h` and `order_cuda.h`, for one poster and for a warp; polling and receives.
+//! Our orders: `doorbell.h` with `order_host.h` and `order_cuda.h`, one poster and a warp; polling, receives.
 
 use crate::program::Machine::{Arm64, X86};
 use crate::program::Place::Host;

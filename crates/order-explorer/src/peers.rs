@@ -1,8 +1,8 @@
-//! The orders of libmlx5, of the paper's release and of the GPU peers. Only their order is restated, no line of theirs.
+//! The orders of libmlx5, of the paper's release and of the GPU peers: restated, no code copied.
 //!
 //! Sources of the peers': rdma-core `providers/mlx5/qp.c` (`post_send_db`) and `util/udma_barrier.h`; NVSHMEM
-//! `ibgda_device.cuh`; DeepEP `csrc/kernels/legacy/ibgda_device.cuh`; gpunetio `doca_gpunetio_dev_verbs_qp.cuh`
-//! (`submit_db`) and `..._common.cuh` (`lock`); Monarch `rdmaxcel.cu`.
+//! `ibgda_device.cuh`; DeepEP `csrc/kernels/legacy/ibgda_device.cuh`; gpunetio
+//! `doca_gpunetio_dev_verbs_qp.cuh` (`submit_db`) and `..._common.cuh` (`lock`); Monarch `rdmaxcel.cu`.
 
 use crate::program::Machine::X86;
 use crate::program::Place::{self, Gpu, Host};
@@ -79,7 +79,7 @@ struct Lock {
     unlocking: Order,
 }
 
-/// Two blocks, a WQE each: fill, publish in order, then under a lock the block that is ahead rings for all before.
+/// Two blocks, one WQE each: fill, publish in order, then the block that is ahead rings for all, locked.
 fn two_blocks(place: Place, lock: &Lock, ring: impl Fn(&Cells, Value) -> Ops) -> Scenario {
     let (mut scenario, q) = cells(place, 2);
     for (n, name) in [(0, "block 0"), (1, "block 1")] {

@@ -1,9 +1,9 @@
-//! What the threads of a small program do: loads, stores, atomics and fences of x86-64, arm64 and PTX, and where words lie.
+//! What the threads of a small program do: loads, stores, atomics and fences of x86-64, arm64 and PTX.
 //!
-//! Sources: Intel SDM vol. 3 §9.2.2 and §12.3.1 (x86), rdma-core `util/udma_barrier.h` (which barrier of x86 and arm64 stands
-//! for which edge), PTX ISA "Memory Consistency Model" (GPU), PCIe's transaction ordering (NIC). What they leave open is in
-//! [`Assumptions`]; `docs/orders.md` has the whole list. Left out: sequentially consistent fences, mixed sizes,
-//! dependencies through addresses.
+//! Sources: Intel SDM vol. 3 §9.2.2 and §12.3.1 (x86), rdma-core `util/udma_barrier.h` (which barrier of x86
+//! and arm64 stands for which edge), PTX ISA "Memory Consistency Model" (GPU), PCIe's transaction ordering
+//! (NIC). What they leave open is in [`Assumptions`]; `docs/orders.md` has the whole list. Left out:
+//! sequentially consistent fences, mixed sizes, dependencies through addresses.
 
 /// Where a word lies, which decides on which way a store to it travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub enum Place {
     Shared,
 }
 
-/// One word of memory. A WQE counts as two, which the NIC fetches one after the other; a CQE's body and a payload as one.
+/// One word of memory. A WQE counts as two, fetched one after the other; a CQE's body and a payload as one.
 #[derive(Clone, Debug)]
 pub struct Cell {
     pub name: String,
@@ -38,7 +38,7 @@ pub enum Machine {
     Nic,
 }
 
-/// The threads among which PTX promises an order. The threads here are of different blocks, so that `.cta` promises them nothing.
+/// The threads among which PTX promises an order. Ours are of different blocks: `.cta` promises nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     Cta,
@@ -135,8 +135,8 @@ pub enum Value {
     Register(usize),
 }
 
-/// Read-modify-write of a shared word. Those that must wait are performed only when they succeed: a failed turn of their
-/// loop changes nothing.
+/// Read-modify-write of a shared word. One that must wait is performed only when it succeeds: failed turns of
+/// its loop change nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atomic {
     /// Takes a lock: waits for 0, leaves 1.
@@ -148,29 +148,29 @@ pub enum Atomic {
     /// Waits for `begin` in the low half, makes it `end`, and counts one more publication in the high
     /// half. If there were some, another thread rings: the rest is left out. Register 0 gets the word.
     Publish { begin: u8, end: u8 },
-    /// `db_shared_take`: the ringer's role, where no thread has it. Counts in the high half, and register [`ROLE`] says whether.
+    /// `db_shared_take`: the ringer's role if free. Counts in the high half; register [`ROLE`] says whether.
     Take,
-    /// `db_shared_publish` of the poster with the role: adds the blocks from `begin` to `end` to the low half. If it rang for all before
-    /// `begin`, it is alone: it knows up to where to ring, has its fence, and leaves the next `skip` out. Of other
-    /// posters, nothing.
+    /// `db_shared_publish` of the poster with the role: adds the blocks from `begin` to `end` to the low
+    /// half. A poster that rang for all before `begin` is alone: it knows up to where to ring, has its fence,
+    /// and leaves the next `skip` out. Other posters do nothing more.
     PublishHeld { begin: u8, end: u8, skip: usize },
-    /// The same of a poster without it: adds the blocks and counts in the high half. If there was something, another thread rings: everything
-    /// before `rest` is left out.
+    /// `db_shared_publish` of a poster without it: adds the blocks and counts in the high half. If that was
+    /// not 0, another thread rings: everything before `rest` is left out.
     Elect { begin: u8, end: u8, rest: usize },
-    /// First of `db_shared_leave`: the high half is 0 again. Leaves when all is rung, or when blocks were reserved before of which the
-    /// poster was still to come.
+    /// First of `db_shared_leave`: zeroes the high half. Leaves when all is rung, or when blocks had been
+    /// reserved earlier whose poster was still to come.
     Leave { rest: usize },
-    /// Last of it: leaves when such blocks are reserved by the second look (`exact`: when that says another number than was published,
-    /// be it an older one); else takes the role back, unless another thread has published by now.
+    /// Last of it: leaves when the second look finds such blocks (`exact`: when it finds another number than
+    /// was published, even an older one). Else takes the role back unless another thread has published.
     Return { rest: usize, exact: bool },
-    /// End of the ringer's turn: takes the publications of register `turn` off. If none is left, the rest is left out;
-    /// else register `turn + 1` gets the word.
+    /// End of the ringer's turn: takes off the publications of register `turn`. If none is left, the rest is
+    /// left out; else register `turn + 1` gets the word.
     Retire { turn: usize },
 }
 
-/// Registers of a poster on a shared queue: up to where to ring, up to where it rang, where the last ring ended as it saw it,
-/// blocks published and reserved, whether its WQEs are behind a system fence, whether it has the ringer's role from its
-/// reservation on, and blocks reserved by the second look.
+/// Registers of a poster on a shared queue: up to where to ring, up to where it rang, where the last ring
+/// ended as it saw it, blocks published and reserved, whether its WQEs are behind a system fence, whether it
+/// has had the ringer's role since its reservation, and blocks reserved by the second look.
 pub const END: usize = 0;
 pub const RUNG: usize = 1;
 pub const LOOKED: usize = 2;
@@ -211,20 +211,20 @@ pub enum Op {
         order: Order,
     },
     Fence(Fence),
-    /// `db_shared_fence`: of system scope if the poster has the role and rang for all before `begin`, and then it leaves the mark
-    /// behind it out; else of GPU scope.
+    /// `db_shared_fence`: if the poster has the role and rang for all before `begin`, of system scope,
+    /// leaving out the mark behind it; else of GPU scope.
     MarkFence {
         begin: u8,
     },
-    /// `db_order_wqe_before_record` in `db_shared_tell`: left out where the poster's own fence has been one already.
+    /// `db_order_wqe_before_record` in `db_shared_tell`: left out if the poster's own fence was one already.
     RingFence,
     /// A relaxed load of a word of [`Place::Shared`] into a register.
     Peek {
         cell: CellId,
         register: usize,
     },
-    /// `db_shared_filled`: relaxed loads of `marks` from the one in register `from` up to the first that is not set, whose
-    /// number goes to register [`END`]. Where there are fewer WQEs the last one is none, never set.
+    /// `db_shared_filled`: relaxed loads of `marks` from the one in register `from` up to the first unset
+    /// one, whose number goes to register [`END`]. With fewer WQEs the last mark is none, never set.
     Scan {
         marks: [CellId; MARKS],
         from: usize,
@@ -302,7 +302,7 @@ impl Op {
     }
 }
 
-/// An operation, and the name by which the test takes out the order that it brings; empty when it brings none.
+/// An operation, and the label by which the test removes the order that it brings (empty: it brings none).
 #[derive(Clone, Copy, Debug)]
 pub struct Instruction {
     pub op: Op,
@@ -324,15 +324,15 @@ pub struct Thread {
     pub ops: Vec<Instruction>,
 }
 
-/// What the NIC looks at. A queue without a register is a receive queue: the NIC reads its record whenever a message waits.
+/// What the NIC looks at. Without a register: a receive queue, its record read whenever a message waits.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
     /// Words of each WQE, in order; each reads 1 once it is written.
     pub ring: Vec<[CellId; 2]>,
     pub record: Option<CellId>,
     pub register: Option<CellId>,
-    /// Whether a doorbell that tells an older index than one before it is a failure by itself, as it leaves its thread: a card may
-    /// take the difference for 65,535 new WQEs.
+    /// Whether telling an older index than before is a failure at once, as the doorbell leaves its thread: a
+    /// card may take the difference for 65,535 new WQEs.
     pub only_forward: bool,
 }
 
@@ -358,7 +358,7 @@ impl Scenario {
         labels
     }
 
-    /// The same program without what is called `label`: a fence or meeting vanishes, any other operation loses its order.
+    /// The program without `label`: a fence or meeting so named vanishes, other operations lose their order.
     pub fn without(&self, label: &str) -> Scenario {
         let mut weaker = self.clone();
         let ops = weaker.threads.iter_mut().flat_map(|thread| &mut thread.ops);

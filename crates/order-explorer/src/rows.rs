@@ -47,7 +47,7 @@ pub fn posting() -> Vec<Row> {
     for (order, strict, assume) in [("ours, strict", true, LEAST), ("ours, early", false, GROWS)] {
         row(order, "GPU thread", "host", ours_on_gpu(strict), assume, true);
         row(order, "GPU warp", "host", ours_warp(strict), assume, true);
-        // Two posters hold even where the role is taken relaxed, and the search stays small; three need what the header has.
+        // Two posters hold even if the role is taken relaxed (a small search); three need the header's order.
         row(
             order,
             "2 threads share, 2 + 1 posts",

@@ -1,5 +1,5 @@
-//! Which operation of a thread may overtake which: the rules of x86-64, arm64, of PTX and of a NIC's own writes, worked out
-//! once for a whole search.
+//! Which operation of a thread may overtake which: the rules of x86-64, arm64, PTX and a NIC's own writes,
+//! worked out once for a whole search.
 
 use crate::program::{Assumptions, Atomic, CellId, END, Machine, Op, Place, Scenario, Thread, Value};
 
@@ -23,7 +23,7 @@ pub struct Rules<'a> {
     pub after: Vec<Vec<u64>>,
     /// For each operation, the earlier stores of its thread.
     pub stores_before: Vec<Vec<Set>>,
-    /// For each operation, the stores of the loop that it is in: those of an earlier turn may still be under way.
+    /// Per operation, the stores of the loop that it is in: those of an earlier turn may still be in flight.
     pub stores_around: Vec<Vec<Set>>,
     /// Stores to the register: posted writes: no thread learns that one has arrived.
     pub to_register: Set,
@@ -90,7 +90,7 @@ impl<'a> Rules<'a> {
         self.constant >> cell & 1 == 1
     }
 
-    /// Whether a store of this thread to this word is one whose leaving no thread sees: a WQE's, on its way from a GPU to host
+    /// Whether no thread sees this thread's store to this word leave: a WQE's, on its way from a GPU to host
     /// memory.
     pub fn leaves_unseen(&self, thread: usize, cell: CellId) -> bool {
         let is_wqe = self.scenario.queue.ring.iter().any(|words| words.contains(&cell));
@@ -108,15 +108,15 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Whether a store to the register may stay in a host's write-combining buffer, since no fence behind it empties that.
+/// Whether a register store may stay in a host's write-combining buffer: no fence behind it empties that.
 fn rests(thread: &Thread, store: usize) -> bool {
     let empties = |op| matches!(op, Op::Fence(fence) if fence.edges().earlier_stores.is_some());
     let is_host = matches!(thread.machine, Machine::X86 | Machine::Arm64);
     is_host && !thread.ops[store..].iter().any(|one| empties(one.op))
 }
 
-/// Whether the `later` operation of a thread has to wait until the `earlier` one was performed. What a fence or a release
-/// demands of earlier *stores* is more than that (how far they have come) and is asked elsewhere.
+/// Whether a thread's `later` operation must wait until the `earlier` one was performed. What a fence or a
+/// release demands of earlier *stores* is more (how far they have come) and is asked elsewhere.
 fn waits(scenario: &Scenario, thread: &Thread, earlier: usize, later: usize, assume: &Assumptions) -> bool {
     let (a, b) = (thread.ops[earlier].op, thread.ops[later].op);
     if a == Op::Nothing || b == Op::Nothing {
@@ -144,8 +144,8 @@ fn waits(scenario: &Scenario, thread: &Thread, earlier: usize, later: usize, ass
     if let Some(fence) = b.fence(None) {
         return (a.loads() && fence.edges().earlier_loads) || a == Op::Meet;
     }
-    // A relaxed load is held back by fences and acquires alone, and by the registers: by the one that it reads, and by an operation
-    // that still reads what it writes. No branch holds it back.
+    // Only fences, acquires and registers hold a relaxed load back: the register that it reads, and an
+    // operation that still reads the one it writes. No branch does.
     let looks_up = match b {
         Op::Peek { register, .. } => a.uses(register),
         Op::Scan { from, .. } => a.uses(END) || matches!(a, Op::Peek { register, .. } if register == from),
@@ -183,7 +183,7 @@ fn waits(scenario: &Scenario, thread: &Thread, earlier: usize, later: usize, ass
             };
             kept_by_compiler && kept_by_processor
         }
-        // Posted writes do not pass one another on their way to one completer; a read is answered before what it decides.
+        // Posted writes to one completer do not pass one another; a read is answered before what it decides.
         Machine::Nic => {
             let place = |op: Op| op.cell().map(|cell| scenario.cells[cell].place);
             a.loads() || place(a) == place(b) || assume.dma_in_order

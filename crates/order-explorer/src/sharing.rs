@@ -1,6 +1,6 @@
-//! Queues that several post to: ours, `db_shared_post` of `doorbell_shared.h`, and one that publishes in order.
+//! Shared queues: ours, `db_shared_post` of `doorbell_shared.h`, and one that publishes in order.
 //!
-//! Left out of ours: a full ring, so that nobody waits for room, and polling.
+//! Left out of ours: a full ring, so that no poster waits for room, and polling.
 
 use crate::ours::gpu_ring;
 use crate::program::Place::Host;
@@ -14,14 +14,14 @@ use crate::rules::THREADS;
 /// How many threads post how much on a shared queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// A WQE each, reserved and written already: what is left is to take the role, to mark, to publish and to be elected. More would be
-    /// too large for the search.
+    /// One WQE each, reserved and written already: what is left is to take the role, mark, publish and be
+    /// elected. More would be too large for the search.
     ThreeTakes,
-    /// Four WQEs, reserved and written already, of which the second thread has the two in the middle, one after the other; the others only
-    /// publish. `late`: that it is alone, the second thread finds as it publishes the second of its two, behind the mark.
+    /// Four WQEs, reserved and written. The second thread has the middle two in turn; the others only
+    /// publish. `late`: it finds itself alone only as it publishes its second one, behind the mark.
     FourElections { late: bool },
-    /// The first thread has blocks 0 and 1, one after the other, the second block 2. `exact`: a poster that finds another number reserved
-    /// than published takes it for blocks to come, be it older.
+    /// The first thread has blocks 0 and 1, in turn, the second block 2. `exact`: a poster takes any
+    /// difference of reserved from published, even an older count, for blocks to come.
     TwoThenOne { exact: bool },
     /// The first thread has blocks 0 and 2.
     OneBetween,
@@ -43,7 +43,7 @@ struct Shared {
     exact: bool,
 }
 
-/// `db_shared_post` by several. `acquires`: the taking of the role, as in the header; without, what goes wrong.
+/// `db_shared_post` by several. `acquires`: the role is taken as in the header; false shows what goes wrong.
 pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
     let four = matches!(sharing, Sharing::FourElections { .. });
     let late = sharing == Sharing::FourElections { late: true };
@@ -66,7 +66,7 @@ pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
     let begun = four || sharing == Sharing::ThreeTakes;
     if begun {
         let written = scenario.queue.ring.iter().map(|words| (words[0], 1));
-        // The third of four is marked by its thread after the second one was published: a scan before ends there.
+        // The third of four: its thread marks it after publishing the second, so an earlier scan ends there.
         let marked = (0..wqes).filter(|&n| four && n != 2).map(|n| (marks[n], 1));
         scenario.initial = written.chain(marked).chain([(reserved, wqes as u8)]).collect();
     }
@@ -83,8 +83,8 @@ pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
         shared.take(&mut leader);
         shared.fill(&mut leader, 0, 0, true);
         shared.publish(&mut leader, 0, 2, true);
-        // Lane 0 tells the others whether they are to mark; one that need not and does so harms nobody. Its fence stays the mark's, of GPU
-        // scope, where those of a warp that is alone spend one of system scope each: what holds with the weaker one holds there.
+        // Lane 0 tells whether to mark; a needless mark does no harm. Its fence stays the mark's, of GPU
+        // scope (a lone warp spends system scope on each): what holds with the weaker one holds there.
         shared.fill(&mut lane, 1, 0, true);
         scenario.threads.push(thread("warp 0, lane 0", Machine::Gpu, THREADS, leader));
         scenario.threads.push(thread("warp 0, lane 1", Machine::Gpu, THREADS, lane));
@@ -141,7 +141,7 @@ impl Shared {
         ops.push(store(self.marks[usize::from(block)], Value::Is(1)).into());
     }
 
-    /// `db_shared_publish` of the blocks from `begin` to `end`, and `db_shared_ring`. `takes`: the role may have been taken before.
+    /// `db_shared_publish` of blocks `begin` to `end`, then `db_shared_ring`. `takes`: the role may be taken.
     fn publish(&self, ops: &mut Ops, begin: u8, end: u8, takes: bool) {
         let atomic = |does, order| Op::Atomic { cell: self.published, does, order };
         let peek = |cell, register| Op::Peek { cell, register };
@@ -170,7 +170,7 @@ impl Shared {
     }
 }
 
-/// `db_shared_ring_by_warp`: a lane sees the mark of a WQE of another block's thread, and lane 0 tells the NIC.
+/// `db_shared_ring_by_warp`: one lane sees another block's WQE marked, and lane 0 tells the NIC.
 pub fn warp_looks(strict: bool) -> Scenario {
     let (mut scenario, q) = cells(Host, 3);
     scenario.cells.truncate(q.ready);
@@ -191,7 +191,7 @@ fn meets() -> Instruction {
     named(Op::Meet, "db_warp_sync")
 }
 
-/// A shared queue as NVSHMEM publishes, each behind the one before, but with an elected ringer in place of the lock: a warp of two lanes and a warp of one, or three threads.
+/// NVSHMEM's publishing in order, its lock an elected ringer: warps of two lanes and one, or three threads.
 pub fn in_order(strict: bool, warps: bool) -> Scenario {
     let (mut scenario, q) = cells(Host, 3);
     let publish = |begin, end, turns: usize| {

@@ -1,4 +1,4 @@
-//! Ours hold in every interleaving and fail without any piece of it; the tables are those of the documentation.
+//! Our orders hold in every interleaving and fail without any piece; the tables are the documentation's.
 
 use crate::device::Failure;
 use crate::explore::{Outcome, explore};
@@ -125,8 +125,8 @@ fn a_fence_that_stops_at_the_gpu_serves_queues_in_gpu_memory_alone() {
     }
 }
 
-/// A ringer that took its role by a relaxed atomic may take an older word for the index that was told last, and tell nothing,
-/// while another thread has told an older index in between.
+/// A ringer that took its role by a relaxed atomic may take an older word for the index told last, and tell
+/// nothing, while another thread has told an older index in between.
 #[test]
 fn a_shared_queue_needs_a_role_that_is_taken_with_what_was_handed_over() {
     for order in ["strict", "early"] {
@@ -137,8 +137,8 @@ fn a_shared_queue_needs_a_role_that_is_taken_with_what_was_handed_over() {
     assert!(fails(&relaxed, relaxed.assume.belief));
 }
 
-/// The last look at what is reserved stands behind an atomic that only releases, and may see less than that did: a ringer that
-/// takes an older count for posters that are to come leaves a block unrung, and none comes.
+/// The last look at what is reserved follows an atomic that only releases, so it may see less than that did.
+/// A ringer that takes an older count for posters to come leaves a block unrung, and none comes.
 #[test]
 fn a_ringer_does_not_leave_because_of_an_older_count() {
     let as_it_is = row("ours, strict, 2 threads share, 2 + 1 posts, host");
@@ -149,8 +149,8 @@ fn a_ringer_does_not_leave_because_of_an_older_count() {
     assert!(matches!(witness.failure, Failure::Lost { .. }), "{:?}", witness.failure);
 }
 
-/// A poster that has the role before its own block is marked knows that no other has rung further. A poster that learns behind the mark
-/// that it has the role does not know it: another may have rung for that block meanwhile, and for more.
+/// A poster with the role before its own block is marked knows that no other has rung further. One that
+/// learns of its role behind the mark does not: another may have rung for that block and more.
 #[test]
 fn a_poster_that_is_alone_has_the_role_before_its_mark() {
     for order in ["strict", "early"] {
@@ -180,7 +180,7 @@ fn a_witness_is_a_shortest_interleaving() {
     );
 }
 
-/// What a routine of a header calls, as far as it bears on order: not what it does with what they return, which the tests of
+/// What a routine of a header calls that bears on order. What it does with the results, the tests of
 /// `crates/rdma-shim/tests/it/twin_shared_words.rs` look at.
 fn calls<'a>(header: &'a str, routine: &str) -> Vec<&'a str> {
     const MODELLED: [&str; 21] = [

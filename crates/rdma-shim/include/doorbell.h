@@ -1,13 +1,13 @@
-/*! Post to, ring and poll the queues of an mlx5 NIC: what libmlx5 does behind ibv_post_send, ibv_post_recv and
- * ibv_poll_cq, over plain structs that a GPU kernel can hold as well.
+/*! Post to, ring and poll the queues of an mlx5 NIC: what libmlx5 does behind ibv_post_send, ibv_post_recv
+ * and ibv_poll_cq, over plain structs that a GPU kernel can hold as well.
  *
- * Follows `providers/mlx5/{qp,cq}.c` of rdma-core in what it writes, byte for byte (INV-5), and `mlx5dv.h` in where.
- * Offsets and numbers are generated (`mlx5_layout.h`, INV-14); what depends on the machine is in `order.h`.
+ * What is written, byte for byte, follows `providers/mlx5/{qp,cq}.c` of rdma-core (INV-5); where, `mlx5dv.h`.
+ * Offsets and numbers are generated (`mlx5_layout.h`, INV-14); machine dependences are in `order.h`.
  *
- * A queue is taken over right after it was created, or after it went to RESET: libmlx5's own indices are private, so a
- * queue is posted to and polled either through libmlx5 or through these routines, never both. One queue has one
- * poster, and its CQ belongs to the same thread; nothing here locks. The QP must have been created with
- * scatter-to-CQE off (MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE): else short messages land in the CQE, not in the buffer.
+ * Take a queue over right after creation or RESET: libmlx5's indices are private, so only one of libmlx5 and
+ * these routines may post to and poll a queue. One queue has one poster, whose thread owns its CQ too;
+ * nothing here locks. Create the QP with scatter-to-CQE off (MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE): else
+ * short messages land in the CQE, not in the buffer.
  *
  * Left out: UD, memory windows, SEND with invalidate, compressed and 128-byte CQEs, shared receive queues.
  */
@@ -17,7 +17,7 @@
 #include "mlx5_layout.h"
 #include "order.h"
 
-/* ---- Numbers of libibverbs, for callers that do not include it -------------------------------------------------- */
+/* ---- Numbers of libibverbs, for callers that do not include it ----------------------------------------- */
 
 /* What a call returns: 0, or the errno that libibverbs gives in the same place. */
 #define DB_ENOMEM 12      /* the queue is full: poll, then try again */
@@ -55,7 +55,7 @@
 #define DB_WC_RNR_RETRY_EXC_ERR 13u
 #define DB_WC_REM_ABORT_ERR 16u
 #define DB_WC_GENERAL_ERR 21u
-/* The device put the payload into the CQE: the queue was created with scatter-to-CQE on. The buffer was not written. */
+/* The device put the payload into the CQE, not the buffer: the queue was created with scatter-to-CQE on. */
 #define DB_WC_SCATTERED_TO_CQE 0x100u
 /* A completion of a queue that was not given to the poll, or of a request that is not outstanding. */
 #define DB_WC_STALE 0x101u
@@ -69,10 +69,10 @@
 #define DB_WC_RECV 128u
 #define DB_WC_RECV_RDMA_WITH_IMM 129u
 
-/* db_poll: the CQ holds a block of compressed CQEs, which these routines cannot read. The CQ must be made without. */
+/* db_poll: the CQ holds compressed CQEs, which these routines cannot read. Create the CQ without them. */
 #define DB_POLL_COMPRESSED (-1)
 
-/* ---- Requests and completions ----------------------------------------------------------------------------------- */
+/* ---- Requests and completions -------------------------------------------------------------------------- */
 
 /* struct ibv_sge, field for field. */
 struct db_sge {
@@ -81,7 +81,7 @@ struct db_sge {
     db_u32 lkey;
 };
 
-/* struct ibv_send_wr without the list pointer: a list is an array, so that its elements can be written side by side. */
+/* struct ibv_send_wr without the list pointer: a list is an array, its elements written side by side. */
 struct db_send_wr {
     db_u64 wr_id;
     const struct db_sge *sg_list;
@@ -102,8 +102,8 @@ struct db_recv_wr {
     db_u32 num_sge;
 };
 
-/* What struct ibv_wc says, for the operations above. After an error only wr_id, qpn, is_send, status, syndrome and
- * vendor_syndrome mean anything, as with libibverbs. */
+/* What struct ibv_wc says, for the operations above. After an error only wr_id, qpn, is_send, status,
+ * syndrome and vendor_syndrome mean anything, as with libibverbs. */
 struct db_completion {
     db_u64 wr_id;
     db_u64 timestamp;       /* of a receive: when the device wrote it, by its own clock; else 0 */
@@ -119,24 +119,24 @@ struct db_completion {
     db_u32 vendor_syndrome;
 };
 
-/* ---- Queues ----------------------------------------------------------------------------------------------------- */
+/* ---- Queues -------------------------------------------------------------------------------------------- */
 
 #define DB_ORDER_STRICT 0u /* a fence between doorbell record and register */
 #define DB_ORDER_EARLY 1u  /* none: the register write's own index keeps the device right */
 
-/* Always an 8-byte write to the register's first half, as every GPU peer does. Alternating would give the device a second
- * line to fetch: measured as a tenth of a lone post on the software NIC. */
+/* Always an 8-byte write to the register's first half, as every GPU peer does. Alternating halves would make
+ * the device fetch a second line: measured as a tenth of a lone post on the software NIC. */
 #define DB_DOORBELL_8_BYTES 0u
-/* As libmlx5: a lone WQE is pushed through the register as a whole, and each ring, of either kind, takes the other half,
- * so that one may fill while the other drains. */
+/* As libmlx5: a lone WQE is pushed through the register as a whole. Each ring, of either kind, takes the
+ * other half, so that one may fill while the other drains. */
 #define DB_DOORBELL_BLUEFLAME 1u
 
 /* Which requests a service takes (IBTA vol. 1 table 40): bit n stands for DB_WR_ n. */
 #define DB_OPCODES_RC 0x7fu
 #define DB_OPCODES_UC 0x0fu
 
-/* What the queue remembers of a posted request, at the slot of its first block. Of a row of requests of one block each, whose
- * wr_ids count up, only the last one has a slot that says so; those of the others keep what an earlier lap left there. */
+/* What the queue remembers of a posted request, at the slot of its first block. In a row of one-block
+ * requests with ascending wr_ids only the last one's slot says so; others keep an earlier lap's data. */
 struct __attribute__((aligned(16))) db_slot { /* a GPU stores it as a whole */
     db_u64 wr_id;
     db_u64 end; /* producer index behind its last block, in the low DB_SLOT_BITS; above, how many requests of its row are before it */
@@ -144,9 +144,9 @@ struct __attribute__((aligned(16))) db_slot { /* a GPU stores it as a whole */
 
 #define DB_SLOT_BITS 48
 
-/* A send queue. `ring`, `record` and `reg` come from mlx5dv_init_obj; addresses are integers, since host and GPU may
- * see the same memory at different ones. Indices count blocks, never wrap in software, and are cut to 16 bits for the
- * device. */
+/* A send queue. `ring`, `record` and `reg` come from mlx5dv_init_obj; addresses are integers, since host and
+ * GPU may see the same memory at different ones. Indices count blocks, never wrap in software, and are cut to
+ * 16 bits for the device. */
 struct db_sq {
     db_u64 ring;       /* block 0 */
     db_u64 record;     /* send word of the doorbell record */
@@ -195,8 +195,8 @@ struct db_cq {
 
 DB_FN int db_is_power_of_two(db_u32 value) { return value != 0 && (value & (value - 1)) == 0; }
 
-/* Checks the sizes that the routines below rely on and empties the queue; the caller has filled in everything above
- * `register_offset`. `stride` is what mlx5dv says of the ring. 0 or DB_EINVAL. */
+/* Checks the sizes that the routines below rely on and empties the queue. The caller has filled in all above
+ * `register_offset`. `stride` is mlx5dv's of the ring. 0 or DB_EINVAL. */
 DB_FN int db_sq_init(struct db_sq *sq, db_u32 stride) {
     if (!db_is_power_of_two(sq->blocks) || sq->blocks > DB_MAX_BLOCKS || stride != DB_BLOCK_BYTES) return DB_EINVAL;
     if (!sq->ring || !sq->record || !sq->reg || !sq->slots) return DB_EINVAL;

@@ -1,14 +1,14 @@
-/*! What a GPU adds to doorbell.h: waits that end, a warp that posts together, and a queue that many warps share.
+/*! What a GPU adds to doorbell.h: waits that end, warps that post together, and queues shared by many warps.
  *
  * The routines of doorbell.h serve one thread with a queue of its own, on a GPU as on a host. Here:
  *
  *   db_gpu_take, db_gpu_wait               one thread, its own CQ: the next completion, or why there is none
- *   db_warp_post, db_warp_ring, db_warp_wait   a warp in lock step, a queue of its own: 32 WQEs at once, one doorbell
+ *   db_warp_post, db_warp_ring, db_warp_wait   a warp in lock step, its own queue: 32 WQEs, one doorbell
  *   db_block_post_write, _ring, _wait      a thread block, a queue of its own: a WQE a thread, one doorbell
  *   db_shared_post, db_shared_poll         any number of threads or warps on one queue: doorbell_shared.h
  *
- * Every wait has a deadline and a cancel word, and every failure is a value: nothing here traps, and no error CQE turns
- * into a hang. For CUDA (NVRTC or nvcc) and the host twin.
+ * Every wait has a deadline and a cancel word, and every failure is a value: nothing here traps, and no error
+ * CQE turns into a hang. For CUDA (NVRTC or nvcc) and the host twin.
  */
 #ifndef DB_DOORBELL_GPU_H
 #define DB_DOORBELL_GPU_H
@@ -21,18 +21,18 @@
 
 #define DB_WARP 32u
 
-/* ---- Waits ------------------------------------------------------------------------------------------------------ */
+/* ---- Waits --------------------------------------------------------------------------------------------- */
 
-/* How long to wait: until the GPU's global timer reads `deadline_ns` (db_clock_ns()), or until the 32-bit word at `cancel`
- * (host memory, 0 for none) is no longer 0. */
+/* How long to wait: until the GPU's global timer reads `deadline_ns` (db_clock_ns()), or until the 32-bit
+ * word at `cancel` (host memory, 0 for none) is no longer 0. */
 struct db_wait {
     db_u64 deadline_ns;
     db_u64 cancel;
     db_u32 turns; /* of the loop so far: start at 0 */
 };
 
-/* Called once a turn of a waiting loop: 0, DB_ETIMEDOUT or DB_ECANCELED. Reading the timer takes as long as a few turns,
- * and the cancel word lies across PCIe: every 16th and every 64th turn will do. */
+/* Called once per turn of a waiting loop: 0, DB_ETIMEDOUT or DB_ECANCELED. Reading the timer takes a few
+ * turns and the cancel word lies across PCIe, so they are read every 16th and every 64th turn. */
 DB_GPU_FN int db_wait_over(struct db_wait *wait) {
     db_u32 turn = wait->turns++;
     if ((turn & 15) != 15) return 0;
@@ -40,7 +40,7 @@ DB_GPU_FN int db_wait_over(struct db_wait *wait) {
     return db_clock_ns() >= wait->deadline_ns ? DB_ETIMEDOUT : 0;
 }
 
-/* Gives CQEs back when a quarter of the ring has been taken since the last time: each giving back is a full fence. */
+/* Releases CQEs once a quarter of the ring was taken since the last time: each release is a full fence. */
 DB_GPU_FN void db_gpu_release(struct db_cq *cq, db_u64 *released) {
     if (cq->consumer - *released < cq->entries / 4 + (cq->entries < 4)) return;
     db_release(cq);
@@ -72,8 +72,8 @@ DB_GPU_FN int db_gpu_take(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, 
 #define DB_IS_THERE(cq, ahead, tail) db_cqe_is_there(cq, ahead, tail)
 #endif
 
-/* Takes the successful sends of a queue that a look finds: how many, 0, or DB_POLL_COMPRESSED. `out` is the last one's, which
- * gives back the blocks of all before it, as they end in order. What is no such CQE is taken by itself, and ends a row. */
+/* Takes the queue's successful sends that a look finds: how many, 0, or DB_POLL_COMPRESSED. `out` is the last
+ * one, which retires all blocks before (they end in order). Any other CQE is taken alone and ends a row. */
 DB_GPU_FN int db_take_sends(struct db_cq *cq, db_u32 qpn, struct db_completion *out) {
     db_u64 tail[DB_LOOK], last;
     db_u32 count = 0, i;
@@ -95,8 +95,8 @@ DB_GPU_FN int db_take_sends(struct db_cq *cq, db_u32 qpn, struct db_completion *
     return count ? (int)count : 1;
 }
 
-/* As db_gpu_take(), of all successful sends that a look finds: their number, with the last one in `out`. For a poster that waits
- * for room: it does not tell of each request. */
+/* db_gpu_take() for all successful sends that a look finds: their number, the last one in `out`. For a poster
+ * that waits for room: single requests are not reported. */
 DB_GPU_FN int db_gpu_take_sends(struct db_cq *cq, struct db_sq *sq, struct db_completion *out, db_u64 *released) {
     int taken = db_take_sends(cq, sq->qpn, out);
     if (taken <= 0) return taken;
@@ -108,8 +108,8 @@ DB_GPU_FN int db_gpu_take_sends(struct db_cq *cq, struct db_sq *sq, struct db_co
     return taken;
 }
 
-/* Waits until completions have given back some of a full queue's blocks: 0; DB_EIO with the request that failed in `out`; else as
- * db_gpu_wait(). The CQ serves this queue's sends alone. */
+/* Waits until completions have freed some blocks of a full queue: 0; DB_EIO with the failed request in `out`;
+ * else as db_gpu_wait(). The CQ serves this queue's sends alone. */
 DB_GPU_FN int db_gpu_make_room(struct db_cq *cq, struct db_sq *sq, struct db_completion *out, db_u64 *released,
                                struct db_wait wait) {
     for (;;) {
@@ -120,7 +120,7 @@ DB_GPU_FN int db_gpu_make_room(struct db_cq *cq, struct db_sq *sq, struct db_com
     }
 }
 
-/* Waits for it: 0 with `out` filled (look at its status), DB_ETIMEDOUT, DB_ECANCELED, or DB_EINVAL for a compressed CQE. */
+/* Waits for a CQE: 0 with `out` filled (see status), DB_ETIMEDOUT, DB_ECANCELED, DB_EINVAL (compressed). */
 DB_GPU_FN int db_gpu_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, struct db_completion *out,
                           db_u64 *released, struct db_wait wait) {
     for (;;) {
@@ -131,7 +131,7 @@ DB_GPU_FN int db_gpu_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, 
     }
 }
 
-/* ---- A warp in lock step, a queue of its own -------------------------------------------------------------------- */
+/* ---- A warp in lock step, a queue of its own ----------------------------------------------------------- */
 
 /* WQE length of any request, in 16-byte units; 0 when this queue can never take it. */
 DB_GPU_FN db_u32 db_gpu_units(const struct db_sq *sq, const struct db_send_wr *wr) {
@@ -159,7 +159,7 @@ DB_GPU_FN db_u32 db_warp_blocks_before(db_u32 blocks, db_u32 *all) {
     return sum - blocks;
 }
 
-/* Posts one request a lane, in the order of the lanes; all 32 lanes call, a lane without a request gives null. Each lane
+/* Posts one request a lane, in lane order. All 32 lanes call; a lane without a request gives null. Each lane
  * holds its own copy of `sq`, and the copies stay equal. All or none: 0 or, on every lane alike, DB_ENOMEM or
  * DB_EINVAL with the first offending lane in `bad`. */
 DB_GPU_FN int db_warp_post(struct db_sq *sq, const struct db_send_wr *wr, db_u32 *bad) {
@@ -191,14 +191,14 @@ DB_GPU_FN int db_warp_post(struct db_sq *sq, const struct db_send_wr *wr, db_u32
     return 0;
 }
 
-/* Whether a lane's payload is what the calls of one data pointer a lane cannot write: a length that none can say, or inline data,
- * which has no pointer. The same in every lane. */
+/* Whether calls of one data pointer a lane cannot write a lane's payload: a length that no pointer can state,
+ * or inline data, which has no pointer. The same in every lane. */
 DB_GPU_FN int db_warp_is_odd(struct db_sge local, db_u32 send_flags) {
     return db_warp_ballot(db_is_no_length(local.length) || (send_flags & DB_SEND_INLINE)) != 0;
 }
 
-/* A full warp of RDMA WRITEs with one data pointer each: the same without a struct. 0; DB_ENOMEM; DB_EINVAL for an empty or
- * an inline payload, or one of 2 GiB or more, in any lane, and for a ring of fewer than 32 blocks. */
+/* db_warp_post() for a full warp of RDMA WRITEs with one data pointer each, without a struct. 0; DB_ENOMEM;
+ * DB_EINVAL for a payload empty, inline or of 2 GiB or more in any lane, or a ring of under 32 blocks. */
 DB_GPU_FN int db_warp_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
                                  db_u32 send_flags) {
     struct db_send_wr wr = {wr_id, &local, 1, DB_WR_RDMA_WRITE, send_flags, 0, remote_addr, 0, 0, rkey};
@@ -213,8 +213,8 @@ DB_GPU_FN int db_warp_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge l
     return 0;
 }
 
-/* Rings for what the warp posted. The lanes' stores are the ringer's to publish once it has met them: a fence releases
- * what its thread has observed (PTX causality order), and without the meeting it has observed nothing of theirs. */
+/* Rings for what the warp posted. A fence releases what its thread has observed (PTX causality order): the
+ * ringer must meet the lanes first, or it has observed none of their stores. */
 DB_GPU_FN void db_warp_ring(struct db_sq *sq) {
 #ifndef DB_DEFECT_NO_WARP_SYNC
     db_warp_sync();
@@ -227,9 +227,9 @@ DB_GPU_FN void db_warp_ring(struct db_sq *sq) {
     }
 }
 
-/* Waits for the next completion of the warp's queue, and has every lane know of it: its result and `out` are the same in all
- * lanes, and so are the copies of `cq`, `sq`, `rq` and `released` after it. Lane 0 polls. Results are db_gpu_wait()'s. A
- * warp that calls db_gpu_wait() on one lane instead has to shuffle all these, and to sync before another lane reads what arrived. */
+/* Waits for the next completion of the warp's queue. Lane 0 polls; the result (as db_gpu_wait()), `out` and
+ * the copies of `cq`, `sq`, `rq` and `released` are then the same in all lanes. A warp that calls
+ * db_gpu_wait() on one lane has to shuffle all these, and sync before another lane reads what arrived. */
 DB_GPU_FN int db_warp_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, struct db_completion *out,
                            db_u64 *released, struct db_wait wait) {
     int result = 0;
@@ -257,8 +257,8 @@ DB_GPU_FN int db_warp_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq,
     return 0;
 }
 
-/* db_gpu_make_room() for a warp's queue: lane 0 polls, and every lane has its result and the same copies after it. `out` is lane 0's
- * alone, also when a request failed. */
+/* db_gpu_make_room() for a warp's queue: lane 0 polls, and every lane has its result and the same copies
+ * after it. `out` is lane 0's alone, also when a request failed. */
 DB_GPU_FN int db_warp_make_room(struct db_cq *cq, struct db_sq *sq, struct db_completion *out, db_u64 *released,
                                 struct db_wait wait) {
     int result = 0;
@@ -271,7 +271,7 @@ DB_GPU_FN int db_warp_make_room(struct db_cq *cq, struct db_sq *sq, struct db_co
     return (int)db_warp_shuffle32((db_u32)result, 0);
 }
 
-/* ---- A thread block, a queue of its own ------------------------------------------------------------------------- */
+/* ---- A thread block, a queue of its own ---------------------------------------------------------------- */
 
 /* What one thread of a block tells the others: in its shared memory, of no particular content. */
 struct db_block_news {
@@ -280,9 +280,9 @@ struct db_block_news {
     int result;
 };
 
-/* One RDMA WRITE of one data pointer a thread, in the order of the threads; all threads of a block of one dimension call, and each
- * holds its own copy of `sq`, which stay equal. All or none: 0 or, in every thread alike, DB_ENOMEM; DB_EINVAL for an
- * empty or an inline payload in any of them, and for a ring of fewer blocks than threads. */
+/* One RDMA WRITE of one data pointer a thread, in thread order. All threads of a one-dimensional block call;
+ * each holds its own copy of `sq`, and the copies stay equal. All or none: 0 or, in every thread alike,
+ * DB_ENOMEM; DB_EINVAL for an empty or inline payload in any, or a ring of fewer blocks than threads. */
 DB_GPU_FN int db_block_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
                                   db_u32 send_flags) {
     struct db_send_wr wr = {wr_id, &local, 1, DB_WR_RDMA_WRITE, send_flags, 0, remote_addr, 0, 0, rkey};
@@ -297,7 +297,7 @@ DB_GPU_FN int db_block_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge 
     return 0;
 }
 
-/* Rings for what the block posted: its first thread, once it has met the others and so may publish what they stored. */
+/* Rings for what the block posted: its first thread, after meeting the others, may publish their stores. */
 DB_GPU_FN void db_block_ring(struct db_sq *sq) {
 #ifndef DB_DEFECT_NO_BLOCK_SYNC
     db_block_sync();
@@ -310,7 +310,7 @@ DB_GPU_FN void db_block_ring(struct db_sq *sq) {
     }
 }
 
-/* As db_warp_wait(), for the block: the first thread polls, and `news` carries what it learnt to the others. */
+/* db_warp_wait() for the block: the first thread polls, and `news` carries what it learnt to the others. */
 DB_GPU_FN int db_block_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, struct db_completion *out,
                             db_u64 *released, struct db_wait wait, struct db_block_news *news) {
     int result;

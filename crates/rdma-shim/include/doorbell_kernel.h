@@ -1,13 +1,13 @@
-/*! What a kernel shares with the Rust program that launches it (rdma_shim::kernel): where a queue's structs lie, and how the kernel
- * ended. Each struct is mirrored field for field in src/kernel/queue.rs and src/kernel/end.rs.
+/*! What a kernel shares with the Rust program that launches it (rdma_shim::kernel): where a queue's structs
+ * lie, how it ended. src/kernel/queue.rs and src/kernel/end.rs mirror each struct field for field.
  */
 #ifndef DB_DOORBELL_KERNEL_H
 #define DB_DOORBELL_KERNEL_H
 
 #include "doorbell_gpu.h"
 
-/* A queue between launches: its structs lie in host memory, at these addresses. A kernel copies them, and stores the copies
- * back before it ends. */
+/* A queue between launches: its structs lie in host memory, at these addresses. A kernel copies them, and
+ * stores the copies back before it ends. */
 struct db_kernel_queue {
     db_u64 sq;         /* struct db_sq */
     db_u64 rq;         /* struct db_rq */

@@ -1,4 +1,4 @@
-/*! Polling: CQEs into completions, blocks and receives given back; and queues after RESET. A part of doorbell.h, which includes it.
+/*! Polling: CQEs into completions, blocks retired; queues after RESET. A part of doorbell.h, its includer.
  *
  * Follows `providers/mlx5/cq.c` of rdma-core.
  */
@@ -39,8 +39,8 @@ DB_FN db_u32 db_completed_opcode(db_u32 wire_opcode) {
     }
 }
 
-/* A CQE's last 8 bytes: opcode and QPN of the WQE, its counter, a signature, and the owner byte. All that a send's
- * completion needs, by one load. */
+/* A CQE's last 8 bytes: opcode and QPN of the WQE, its counter, a signature, and the owner byte. One load
+ * gives all that a send's completion needs. */
 typedef char db_assert_tail[DB_CQE_WQE_COUNTER == DB_CQE_OPCODE_QPN + 4 && DB_CQE_OP_OWN == DB_CQE_OPCODE_QPN + 7 ? 1 : -1];
 DB_FN db_u32 db_tail_owner(db_u64 tail) { return (db_u32)(tail >> 56); }
 DB_FN db_u32 db_tail_opcode_qpn(db_u64 tail) { return db_be32((db_u32)tail); }
@@ -50,7 +50,7 @@ DB_FN db_u64 db_cqe_at(const struct db_cq *cq, db_u32 ahead) {
     return cq->ring + ((cq->consumer + ahead) & (cq->entries - 1)) * DB_CQE_BYTES;
 }
 
-/* Whether it was written. The owner bit flips with each lap; before the first lap the opcode says that nothing was. */
+/* Whether it was written. The owner bit flips each lap; before the first lap the opcode marks it invalid. */
 DB_FN int db_cqe_is_there(const struct db_cq *cq, db_u32 ahead, db_u64 tail) {
     db_u32 owner = db_tail_owner(tail);
     return owner >> 4 != DB_CQE_INVALID && (owner & 1) == (((cq->consumer + ahead) & cq->entries) != 0);
@@ -107,8 +107,8 @@ DB_FN int db_read_cqe(struct db_cq *cq, db_u64 tail, struct db_completion *out) 
     return 1;
 }
 
-/* Takes the next CQE, if there is one: 1, 0 or DB_POLL_COMPRESSED. Fills everything but wr_id, which the queue of
- * `out->qpn` knows: call db_retire_send() or db_retire_recv() next, and db_release() after the last of a batch. */
+/* Takes the next CQE, if any: 1, 0 or DB_POLL_COMPRESSED. Fills all but wr_id, which the queue of `out->qpn`
+ * knows: call db_retire_send() or db_retire_recv() next, and db_release() after the last of a batch. */
 DB_FN int db_take_cqe(struct db_cq *cq, struct db_completion *out) {
     db_u64 tail = db_load_cqe_tail(db_cqe_at(cq, 0) + DB_CQE_OPCODE_QPN);
     if (!db_cqe_is_there(cq, 0, tail)) return 0;
@@ -116,8 +116,8 @@ DB_FN int db_take_cqe(struct db_cq *cq, struct db_completion *out) {
     return db_read_cqe(cq, tail, out);
 }
 
-/* Looks in slots for the request whose WQE begins at block `at`, of which `outstanding` are not given back: 1 with its
- * `wr_id` and the index behind it, or 0 when no request begins there. */
+/* Looks in slots for the request whose WQE begins at block `at`, of which `outstanding` blocks are in use: 1
+ * with its `wr_id` and the index behind it, or 0 when no request begins there. */
 DB_FN int db_recall(const struct db_sq *sq, db_u64 at, db_u64 outstanding, db_u64 *wr_id, db_u64 *end) {
     db_u64 further;
     for (further = 0; further < outstanding; further++) {
@@ -133,8 +133,8 @@ DB_FN int db_recall(const struct db_sq *sq, db_u64 at, db_u64 outstanding, db_u6
     return 0;
 }
 
-/* Gives back the blocks of the WQE that a send completion names and of every WQE before it, which were unsignalled,
- * and fills in wr_id. A completion that names no outstanding WQE turns into DB_WC_STALE and gives back nothing. */
+/* Retires the blocks of the WQE that a send completion names and of all before it, which were unsignalled,
+ * and fills in wr_id. A completion that names no outstanding WQE becomes DB_WC_STALE and retires nothing. */
 DB_FN void db_retire_send(struct db_sq *sq, struct db_completion *c) {
     db_u64 outstanding = sq->rung - sq->consumer, ahead = (c->wqe_index - (db_u32)sq->consumer) & 0xffff, end;
     if (c->qpn != sq->qpn || ahead >= outstanding ||
@@ -145,8 +145,8 @@ DB_FN void db_retire_send(struct db_sq *sq, struct db_completion *c) {
     sq->consumer = end;
 }
 
-/* Gives back the receive that a completion names. They complete in order, so that any but the oldest one is of another
- * life of the queue: DB_WC_STALE, and nothing is given back that the device still holds. */
+/* Retires the receive that a completion names. Receives complete in order, so any but the oldest is of
+ * another life of the queue: DB_WC_STALE, and no receive that the device still holds is retired. */
 DB_FN void db_retire_recv(struct db_rq *rq, struct db_completion *c) {
     if (c->qpn != rq->qpn || rq->consumer == rq->producer || c->wqe_index != ((db_u32)rq->consumer & 0xffff)) {
         c->status = DB_WC_STALE;
@@ -162,8 +162,8 @@ DB_FN void db_release(struct db_cq *cq) {
     db_store_record(cq->record, db_be32((db_u32)cq->consumer & 0xffffff));
 }
 
-/* ibv_poll_cq for a CQ that serves one QP: up to `max` completions with their requests' wr_id; their number, or
- * DB_POLL_COMPRESSED when the first one cannot be read. `sq` or `rq` is null when that queue completes elsewhere. */
+/* ibv_poll_cq for a CQ of one QP: up to `max` completions with their requests' wr_id; their number, or
+ * DB_POLL_COMPRESSED when the first is unreadable. `sq` or `rq` is null if that queue completes elsewhere. */
 DB_FN int db_poll(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, struct db_completion *out, int max) {
     int taken = 0, more = 1;
     while (taken < max) {
@@ -182,14 +182,14 @@ DB_FN int db_poll(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, struct d
     return taken || more > 0 ? taken : more;
 }
 
-/* ---- After RESET ------------------------------------------------------------------------------------------------ */
+/* ---- After RESET --------------------------------------------------------------------------------------- */
 
-/* The producer index with which a queue's next life begins: the device's 16 bits of it are 0, and no slot of an earlier life
- * can be taken for one of this. */
+/* The producer index with which a queue's next life begins: the device's 16 bits of it are 0, and no slot of
+ * an earlier life can pass for one of this. */
 DB_FN db_u64 db_next_life(db_u64 producer) { return (producer + 0xffff) & ~(db_u64)0xffff; }
 
-/* Empties a send queue whose QP was moved to RESET, which flushes nothing and forgets everything. The register half is
- * kept: it belongs to the register, not to the queue's life. */
+/* Empties a send queue whose QP was moved to RESET, which flushes nothing and forgets everything. The
+ * register half is kept: it belongs to the register, not to the queue's life. */
 DB_FN void db_reset_send(struct db_sq *sq) {
     sq->producer = sq->rung = sq->consumer = db_next_life(sq->producer);
     db_store_record(sq->record, 0);
@@ -201,8 +201,8 @@ DB_FN void db_reset_recv(struct db_rq *rq) {
     db_store_record(rq->record, 0);
 }
 
-/* Drops the CQEs that a QP left behind when it went to RESET: with a CQ that mlx5dv handed out, libmlx5 no longer does
- * it. All of the CQ's QPs must be in RESET. Returns how many, or DB_POLL_COMPRESSED. */
+/* Drops the CQEs that a QP left behind when it went to RESET: libmlx5 no longer does so for a CQ that mlx5dv
+ * handed out. All of the CQ's QPs must be in RESET. Returns how many, or DB_POLL_COMPRESSED. */
 DB_FN int db_drain(struct db_cq *cq) {
     struct db_completion dropped;
     int count = 0, more;

@@ -41,7 +41,7 @@ DB_FN int db_is_atomic(db_u32 opcode) {
 
 DB_FN int db_has_remote_address(db_u32 opcode) { return opcode != DB_WR_SEND && opcode != DB_WR_SEND_WITH_IMM; }
 
-/* Bytes of all entries together; more than 32 bits hold are too long for any device, and must not wrap around. */
+/* Bytes of all entries together. A sum over 32 bits is too long for any device, and must not wrap around. */
 DB_FN db_u64 db_payload_bytes(const struct db_send_wr *wr) {
     db_u64 bytes = 0;
     db_u32 i;
@@ -49,7 +49,7 @@ DB_FN db_u64 db_payload_bytes(const struct db_send_wr *wr) {
     return bytes;
 }
 
-/* Whether no data pointer can say this length: it has 31 bits, of which 0 stands for 2 GiB, and the top one is DB_INLINE_FLAG. */
+/* Whether no data pointer can state this length: of its 31 bits 0 is 2 GiB; the top bit is DB_INLINE_FLAG. */
 DB_FN int db_is_no_length(db_u32 length) { return length - 1 >= DB_INLINE_FLAG - 1; }
 
 /* Length of a WQE in 16-byte units, or 0 when the request does not fit this queue's limits. */
@@ -71,8 +71,8 @@ DB_FN db_u32 db_wqe_units(const struct db_sq *sq, const struct db_send_wr *wr) {
     return units <= DB_MAX_DS ? units : 0;
 }
 
-/* Inline payload behind its header; entries follow one another without a gap, across the end of the ring if need be.
- * The padding behind the last byte stays as it was, as with libmlx5. */
+/* Inline payload behind its header; entries follow one another without a gap, across the end of the ring if
+ * need be. The padding behind the last byte stays as it was, as with libmlx5. */
 DB_FN void db_write_inline(const struct db_sq *sq, db_u64 at, const struct db_send_wr *wr) {
     db_u64 end = sq->ring + (db_u64)sq->blocks * DB_BLOCK_BYTES;
     db_u32 bytes = (db_u32)db_payload_bytes(wr), i;
@@ -106,8 +106,8 @@ DB_FN void db_write_pointers(const struct db_sq *sq, db_u64 at, const struct db_
     }
 }
 
-/* Remote address and, for atomics, the operands. Both lie in the WQE's first block, so neither can meet the ring's
- * end. Returns where the payload's segments begin. */
+/* Remote address and, for atomics, the operands. Both lie in the WQE's first block, so neither can meet the
+ * ring's end. Returns where the payload's segments begin. */
 DB_FN_INLINED db_u64 db_write_remote(db_u64 at, const struct db_send_wr *wr, db_u32 opcode) {
     if (db_has_remote_address(opcode)) {
         db_store_segment(at, db_be64(wr->remote_addr), db_pair(wr->rkey, 0));
@@ -125,7 +125,7 @@ DB_FN_INLINED db_u64 db_write_remote(db_u64 at, const struct db_send_wr *wr, db_
     return at;
 }
 
-/* The byte of the control segment that says when to complete, what to wait for, and whether to wake the receiver. */
+/* The control segment's byte that says when to complete, what to wait for, whether to wake the receiver. */
 DB_FN db_u32 db_fm_ce_se(const struct db_sq *sq, db_u32 send_flags) {
     /* Products of single bits: as branches these would be mispredicted once per signalled request. */
     return ((send_flags / DB_SEND_SIGNALED & 1) | sq->signal_all) * DB_CTRL_CE_ALWAYS |
@@ -151,8 +151,8 @@ DB_FN db_u64 db_control_second(const struct db_sq *sq, const struct db_send_wr *
     return db_pair(db_fm_ce_se(sq, wr->send_flags), db_be32(imm));
 }
 
-/* Fills the ring from block `producer` on with one WQE of known length, for which there is room. `plain`: its payload is
- * one data pointer, so that it fits in one block. Returns its first 8 bytes, as in memory: what a doorbell register takes. */
+/* Fills the ring from block `producer` on with one WQE of known length, for which there is room. `plain`: its
+ * payload is one data pointer, so it fits in one block. Returns its first 8 bytes as in memory. */
 DB_FN_INLINED db_u64 db_fill_wqe(const struct db_sq *sq, db_u64 producer, const struct db_send_wr *wr, db_u32 opcode,
                                  db_u32 units, int plain) {
     db_u32 index = (db_u32)producer & (sq->blocks - 1);
@@ -211,8 +211,8 @@ DB_FN_INLINED int db_post_as(struct db_sq *sq, const struct db_send_wr *wr, db_u
     return db_write_wqe(sq, wr, opcode, 2 + db_has_remote_address(opcode) + db_is_atomic(opcode), 1);
 }
 
-/* Writes the WQE of one request; the device is told by db_ring(). 0, DB_ENOMEM when the queue has no room (the
- * WQEs before stay as they are: poll and try again), DB_EINVAL or DB_EOPNOTSUPP for a request that it can never take. */
+/* Writes one request's WQE; db_ring() tells the device. 0, DB_ENOMEM when the queue has no room (earlier WQEs
+ * stay: poll and try again), DB_EINVAL or DB_EOPNOTSUPP for a request that it can never take. */
 DB_FN_INLINED int db_try_post(struct db_sq *sq, const struct db_send_wr *wr) {
     switch (wr->opcode) {
     case DB_WR_RDMA_WRITE: return db_post_as(sq, wr, DB_WR_RDMA_WRITE);
@@ -226,8 +226,8 @@ DB_FN_INLINED int db_try_post(struct db_sq *sq, const struct db_send_wr *wr) {
     }
 }
 
-/* A request of one local entry whose fields are in registers. Each branch has its own structs: one that the outlined
- * routine has seen would have to live in memory on the common path as well. */
+/* A request of one local entry whose fields are in registers. Each branch has its own structs: one that the
+ * outlined routine has seen would have to live in memory on the common path as well. */
 DB_FN_INLINED int db_post_entry(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u32 opcode, db_u64 remote_addr,
                                 db_u32 rkey, db_u32 imm_data, db_u32 send_flags) {
     if ((send_flags & DB_SEND_INLINE) || db_is_no_length(local.length)) {
@@ -246,8 +246,8 @@ DB_FN int db_try_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge local,
                             db_u32 send_flags) {
     return db_post_entry(sq, wr_id, local, DB_WR_RDMA_WRITE, remote_addr, rkey, 0, send_flags);
 }
-/* The segments of a WRITE as words in memory order. A GPU stores each from four registers in a row, of which in a row of WRITEs
- * only one is written anew; two sets, since a store reads its registers late. */
+/* The segments of a WRITE as words in memory order. A GPU stores each from four registers in a row, of which
+ * a row of WRITEs rewrites only one; two sets, since a store reads its registers late. */
 struct db_row_wqe {
     db_u32 control[4], remote[4], data[4];
 };
@@ -276,8 +276,8 @@ DB_FN_INLINED void db_row_advance(struct db_row *row, db_u32 by, db_u32 stride) 
     row->control += by << 8;
 }
 
-/* Fills `count` consecutive blocks, none across the ring's end, with WRITEs for which db_row_is_plain() holds. Returns the last
- * one's first 8 bytes. */
+/* Fills `count` consecutive blocks, none across the ring's end, with WRITEs for which db_row_is_plain()
+ * holds. Returns the last one's first 8 bytes. */
 DB_FN_INLINED db_u64 db_fill_writes(const struct db_sq *sq, db_u64 producer, db_u64 wr_id, struct db_sge local,
                                     db_u64 remote_addr, db_u32 rkey, db_u32 send_flags, db_u32 count, db_u32 stride) {
     db_u32 hidden[4] = {db_hidden_zero(0), db_hidden_zero(1), db_hidden_zero(2), db_hidden_zero(3)}, set;
@@ -319,8 +319,8 @@ DB_FN int db_row_is_plain(db_u64 producer, db_u64 local, db_u64 remote, db_u32 c
            ((db_u32)producer & 0xffff) + count <= 0x10000;
 }
 
-/* `count` RDMA WRITEs in a row, each `stride` bytes further on both sides, the last one with `send_flags`; wr_id counts up.
- * All or none, so that one look for space serves them all. 0, DB_ENOMEM, DB_EINVAL, DB_EOPNOTSUPP. */
+/* `count` RDMA WRITEs in a row, each `stride` bytes further on both sides, the last with `send_flags`; wr_id
+ * counts up. All or none, so one look for space serves all. 0, DB_ENOMEM, DB_EINVAL, DB_EOPNOTSUPP. */
 DB_FN_INLINED int db_try_post_writes(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
                                      db_u32 send_flags, db_u32 count, db_u32 stride) {
     db_u64 end = sq->producer + count;
@@ -358,7 +358,7 @@ DB_FN int db_try_post_read(struct db_sq *sq, db_u64 wr_id, struct db_sge local, 
     return db_post_entry(sq, wr_id, local, DB_WR_RDMA_READ, remote_addr, rkey, 0, send_flags);
 }
 
-/* Pushes a lone WQE through the register as a whole, by libmlx5's rule (`post_send_db`, qp.c); else 8 bytes. */
+/* Pushes a lone WQE through the register as a whole, as libmlx5 (`post_send_db`, qp.c) does; else 8 bytes. */
 DB_FN void db_push(const struct db_sq *sq, db_u64 reg) {
     /* The control segment of the last WQE tells its own length; if nothing else is unrung, it is alone. */
     db_u32 units = db_be32((db_u32)(sq->doorbell_word >> 32)) & DB_MAX_DS, blocks = db_blocks(units);
@@ -374,8 +374,8 @@ DB_FN void db_push(const struct db_sq *sq, db_u64 reg) {
     }
 }
 
-/* Tells the device of every WQE posted so far. Three edges: WQE before record, WQE before register, record before
- * register; the last one is weaker in the early order. No effect when nothing was posted since the last ring. */
+/* Tells the device of all WQEs posted so far. Three edges: WQE before record, WQE before register, record
+ * before register (weaker in the early order). No effect when nothing was posted since the last ring. */
 DB_FN void db_ring(struct db_sq *sq) {
     db_u64 reg = sq->reg + sq->register_offset;
     if (sq->rung == sq->producer) return;
@@ -395,8 +395,8 @@ DB_FN void db_ring(struct db_sq *sq) {
     sq->rung = sq->producer;
 }
 
-/* ibv_post_send: posts the requests in order, rings once, stops at the first that fails and names it in `bad`. Those
- * before it are posted and rung. */
+/* ibv_post_send: posts the requests in order, rings once, stops at the first that fails and names it in
+ * `bad`. Those before it are posted and rung. */
 DB_FN int db_post(struct db_sq *sq, const struct db_send_wr *wrs, db_u32 count, db_u32 *bad) {
     int error = 0;
     db_u32 i;
@@ -408,8 +408,8 @@ DB_FN int db_post(struct db_sq *sq, const struct db_send_wr *wrs, db_u32 count, 
     return error;
 }
 
-/* ibv_post_recv: as many receives as fit, one record update, no register. A receive without buffers is legal: a
- * WRITE with immediate takes one and writes nothing into it. */
+/* ibv_post_recv: as many receives as fit, one record update, no register. A receive without buffers is legal:
+ * a WRITE with immediate takes one and writes nothing into it. */
 DB_FN int db_post_recv(struct db_rq *rq, const struct db_recv_wr *wrs, db_u32 count, db_u32 *bad) {
     int error = 0;
     db_u32 i, j;

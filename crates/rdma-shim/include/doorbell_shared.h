@@ -1,30 +1,30 @@
-/*! A send queue that many threads and warps of a GPU share: the host's part, which needs no GPU, and the kernels'.
+/*! A send queue that many threads and warps of a GPU share: the host's part (needs no GPU) and the kernels'.
  *
- *   db_shared_init, db_shared_reset        the host: checks the numbers; empties a queue whose QP went to RESET
- *   db_shared_post, db_shared_warp_post_write, db_shared_poll, db_shared_failure   kernels, any number of threads
+ *   db_shared_init, db_shared_reset     the host: checks the numbers; empties a queue whose QP went to RESET
+ *   db_shared_post, db_shared_warp_post_write, db_shared_poll, db_shared_failure   kernels, any thread count
  *
- * How it works. A poster takes blocks by one atomic add (`reserved`), fills them, marks each as filled in this lap
- * (`filled`), and adds them to `published`, whose low bits are 0 while no poster is the ringer. The poster that finds them 0, and changes
- * them by the same atomic, becomes the ringer. It walks the marks from where the last ring ended to the first gap, rings once for all of
- * these, and gives the role back, even if others have published meanwhile: the next poster that publishes becomes the ringer. Posters
- * neither wait for one another nor for the ringer, and take no lock while filling.
+ * How it works. A poster takes blocks by one atomic add (`reserved`), fills them, marks each as filled in
+ * this lap (`filled`), and adds them to `published`, whose low bits are 0 while there is no ringer. The
+ * poster that finds them 0 changes them by the same atomic and becomes the ringer. It walks the marks from
+ * where the last ring ended to the first gap, rings once for all, and yields the role even if others have
+ * published meanwhile. Posters wait neither for one another nor for the ringer, and fill without a lock.
  *
- * A poster that finds no ringer when it reserves blocks becomes the ringer. If it rang last, no other poster can have rung since: the
- * block in front of its own is the last that was rung, and its own has no mark. So it needs neither marks nor a look at `rung`, and one
- * fence, of system scope, serves WQE and doorbell: a poster that is alone pays for two atomics.
+ * A poster that finds no ringer when it reserves blocks becomes the ringer. If it rang last, no other can
+ * have rung since: the block before its own was the last rung, and its own has no mark. It needs neither
+ * marks nor `rung`, and one system-scope fence serves WQE and doorbell: a lone poster pays for two atomics.
  *
- * Why no request is left unrung. A ringer gives the role back by the atomic that tells it what is published by then. Is all of that
- * rung, or are blocks reserved that are not published, it leaves: what comes later finds the low bits 0, and the posters of the
- * others are still to come. Until such a poster comes it either fills, or waits for room; a poster that waits for room does not
- * keep the role, and rings first (db_shared_help). Else everything reserved is published and something of it is not rung, for instance since
- * its mark came behind the ringer's look: the ringer takes the role back, unless another poster has by then.
+ * Why no request is left unrung. A ringer yields the role by the atomic that tells it what is published by
+ * then. It leaves if all of that is rung, or if reserved blocks are unpublished: later posters find the low
+ * bits 0, and the others' are still to come. Until then such a poster fills, or waits for room; if it waits,
+ * it does not keep the role, and rings first (db_shared_help). Else all reserved is published and some not
+ * rung, as its mark came after the ringer's look: the ringer retakes the role unless another poster has.
  *
- * How it fails. The first error CQE, or a poster that gives up with blocks in hand, fails the queue for every poster: `failure`
- * says whose request it was, later ones do not overwrite it, and each post from then on is refused with DB_EIO, also where there
- * is room. The top bit of `reserved` says so to posters, which look at that word anyway. What the device was told of (all below
- * `rung`) it flushes. What was published and not rung by then may stay so, though its poster was told 0, for the posters that are
- * refused count as bound to come: neither executed nor flushed, it ends with the queue's life. The host brings the queue
- * back: QP to RESET, db_shared_reset(), QP to RTS; other queues go on meanwhile.
+ * How it fails. The first error CQE, or a poster that times out or is cancelled with blocks in hand, fails
+ * the queue for all: `failure` says whose request it was (later ones do not overwrite it), and each later
+ * post gets DB_EIO, room or not. The top bit of `reserved`, a word that posters read anyway, tells them. The
+ * device flushes what it was told of (below `rung`). What was published but not rung may stay so although its
+ * poster got 0, as refused posters count as bound to come: neither executed nor flushed, it ends with the
+ * queue's life. The host recovers the queue: QP to RESET, db_shared_reset(), QP to RTS; other queues go on.
  */
 #ifndef DB_DOORBELL_SHARED_H
 #define DB_DOORBELL_SHARED_H
@@ -48,12 +48,12 @@ struct db_failure {
     db_u32 wqe_index;
 };
 
-/* A queue holds a lap of what every poster may fill; indices are told apart in the 16 bits of the doorbell. */
+/* Blocks hold a lap of what every poster may fill; the doorbell's 16 bits tell indices apart. */
 #define DB_SHARED_MIN_BLOCKS 64u
 #define DB_SHARED_MAX_BLOCKS 16384u
 
-/* One for all posters, in GPU memory: the host fills `sq` and `cq` as for one thread, `filled` and `signal_mask`, has
- * db_shared_init() check them, and copies it there. */
+/* One for all posters, in GPU memory: the host fills `sq` and `cq` as for one thread, `filled` and
+ * `signal_mask`, has db_shared_init() check them, and copies it there. */
 struct db_shared_sq {
     struct db_sq sq; /* addresses, sizes, order: constant while shared; of its indices db_shared_init() takes where to go on */
     struct db_cq cq; /* owned by the thread that holds `polling` */
@@ -76,25 +76,25 @@ struct db_shared_sq {
     db_u64 line4[15];
 };
 
-/* Between two that give the role back, each thread that takes blocks adds one to the low half, room or no room, and each that
- * publishes one more: some hundred thousand threads and two rings of blocks, of 2^32. Of the blocks the high half has the low
- * 32 bits, to be compared by differences: what is under way is less than half of that, however long the queue lives. */
+/* Between yields of the role, each thread that takes blocks adds 1 to the low half, room or not, and each
+ * that publishes 1 more: some hundred thousand threads and two rings of blocks, of 2^32. The high half has
+ * the blocks' low 32 bits, compared by differences: under half of that is ever in flight. */
 #define DB_PUBLISHED_SHIFT 32
 #define DB_ROLE 0xffffffffu
 #define DB_RESERVED_FAILED (1ull << 63)
 
 typedef char db_assert_lines[sizeof(struct db_shared_sq) == 256 + 4 * 128 ? 1 : -1];
 
-/* ---- The host's part -------------------------------------------------------------------------------------------- */
+/* ---- The host's part ----------------------------------------------------------------------------------- */
 
-/* Checks what the routines below rely on and empties the rest: the queue goes on at `sq.producer`. `filled` has to be 0 already.
- * Of a copy that the host can write. 0, or DB_EINVAL:
+/* Checks what the routines below rely on and empties the rest: the queue goes on at `sq.producer`. `filled`
+ * must be 0 already. Takes a copy that the host can write. 0, or DB_EINVAL:
  * - the queue: empty, with nothing posted that has not completed;
  * - blocks: a power of two, 64 to 16384;
- * - signal_mask + 1: a power of two, at most half the blocks. Else the ring could be full of WQEs none of which is signalled: up to
- *   signal_mask blocks lie behind the last signalled one, and the next poster needs up to 32 more, a warp's or two of the longest WQE's;
- * - the CQ: holds a completion a block beside the quarter that is given back late, for after an error each WQE has one;
- * - the doorbell: 8 bytes, for a lone WQE is nobody's here. */
+ * - signal_mask + 1: a power of two, at most half the blocks. Else a full ring might hold no signalled WQE:
+ *   signal_mask blocks may follow the last one, and a post takes up to 32 (a warp, two longest WQEs);
+ * - the CQ: a CQE a block beside the quarter released late, as after an error each WQE has one;
+ * - the doorbell: 8 bytes, as a shared queue has no lone WQE. */
 DB_FN int db_shared_init(struct db_shared_sq *shared) {
     const struct db_sq *sq = &shared->sq;
     db_u32 blocks = sq->blocks, period = shared->signal_mask + 1;
@@ -114,11 +114,11 @@ DB_FN int db_shared_init(struct db_shared_sq *shared) {
     return 0;
 }
 
-/* Empties a shared queue whose QP was moved to RESET and on which no kernel works: a copy of it, whose addresses of CQ and
- * doorbell records are the host's. Drops the CQEs that the queue left behind, so all QPs of its CQ must be in RESET. Goes on at
- * the next multiple of 65,536, where neither slots nor marks of this life are taken for those of the next. The caller copies
- * the struct back before the next kernel. How many CQEs were dropped, DB_POLL_COMPRESSED, or -DB_EINVAL as db_shared_init()
- * says. */
+/* Empties a shared queue whose QP was moved to RESET and on which no kernel works: takes a copy of it, whose
+ * addresses of CQ and doorbell records are the host's. Drops the queue's leftover CQEs, so all QPs of its CQ
+ * must be in RESET. Goes on at the next multiple of 65,536, where no slot or mark of this life passes for one
+ * of the next. The caller copies the struct back before the next kernel. How many CQEs were dropped,
+ * DB_POLL_COMPRESSED, or -DB_EINVAL as db_shared_init() says. */
 DB_FN int db_shared_reset(struct db_shared_sq *shared) {
     int dropped = db_drain(&shared->cq);
     if (dropped < 0) return dropped;
@@ -127,7 +127,7 @@ DB_FN int db_shared_reset(struct db_shared_sq *shared) {
     return db_shared_init(shared) ? -DB_EINVAL : dropped;
 }
 
-/* ---- The kernels' part ------------------------------------------------------------------------------------------ */
+/* ---- The kernels' part --------------------------------------------------------------------------------- */
 
 #ifdef DB_DOORBELL_GPU_H
 
@@ -137,7 +137,7 @@ DB_FN int db_shared_reset(struct db_shared_sq *shared) {
 /* How long a mark may be on its way after its poster's atomic has arrived: it is some hundred nanoseconds. */
 #define DB_MARK_PATIENCE_NS 1000000000ull
 
-/* What a poster holds in registers: made by db_poster_of(), one a thread (or a warp, the same in every lane). */
+/* What a poster holds in registers: made by db_poster_of(), one a thread (or a warp, equal in every lane). */
 struct db_poster {
     struct db_sq sq; /* a copy: after each fence, a field of the shared one would have to come from L2 again */
     db_u64 filled;
@@ -170,7 +170,7 @@ DB_GPU_FN void db_shared_fail(struct db_shared_sq *shared, db_u32 why, db_u64 wr
     db_fetch_add64(&shared->reserved, DB_RESERVED_FAILED);
 }
 
-/* Whether the queue has failed: 1 with the first failure in `out`. A poster that was told DB_EIO finds it here. */
+/* Whether the queue has failed: 1 with the first failure in `out`. A poster that got DB_EIO finds it here. */
 DB_GPU_FN int db_shared_failure(struct db_shared_sq *shared, struct db_failure *out) {
     if (!db_load_acquire32(&shared->failed)) return 0;
     out->wr_id = db_load_relaxed64(&shared->failure.wr_id);
@@ -190,8 +190,8 @@ DB_GPU_FN int db_shared_refuse(struct db_shared_sq *shared, struct db_wait *wait
     return DB_EIO;
 }
 
-/* Takes CQEs that are there, look after look until one has room for more or there are `most`: their number; 0 as well when another
- * thread is polling. The caller's wr_ids are not reported: with many posters on one queue, they learn by `consumed` and by
+/* Takes CQEs until a look has room for more or there are `most`: their number; 0 also while another thread
+ * polls. The caller's wr_ids are not reported: with many posters on one queue, they learn from `consumed` and
  * db_shared_failure(). */
 DB_GPU_FN db_u32 db_shared_poll(struct db_shared_sq *shared, const struct db_poster *poster, db_u32 most) {
     struct db_completion done;
@@ -261,7 +261,7 @@ DB_GPU_FN db_u64 db_shared_filled_by_warp(const struct db_poster *poster, db_u64
     }
 }
 
-/* Tells the device of every block below `end`, as db_ring() does, behind its first fence; the register carries the next free block. */
+/* Tells the device of all blocks below `end`: db_ring() after its first fence; the register carries `end`. */
 DB_GPU_FN void db_shared_tell(struct db_shared_sq *shared, const struct db_sq *sq, db_u64 end) {
     db_store_record(sq->record, db_be32((db_u32)end & 0xffff));
     if (sq->order == DB_ORDER_STRICT)
@@ -284,31 +284,31 @@ DB_GPU_FN db_u64 db_shared_published(const struct db_shared_sq *shared) {
 /* Whether more blocks are reserved than `total`, the low bits of what is published. */
 DB_GPU_FN int db_shared_is_more(db_u64 reserved, db_u32 total) { return (total - (db_u32)reserved) >> 31 != 0; }
 
-/* Gives the ringer's role back when all below `end` is rung. 1: it was taken again, since there is more and no other poster has to come. */
+/* Yields the ringer's role once all below `end` is rung. 1: retaken; there is more, no poster to come. */
 DB_GPU_FN int db_shared_leave(struct db_shared_sq *shared, db_u64 end) {
-    /* Looked at before, so that it comes while the doorbell goes: blocks that are not published by then have a poster to come. */
+    /* Read before, while the doorbell goes: blocks unpublished by then have a poster to come. */
     db_u64 reserved = db_load_relaxed64(&shared->reserved), word;
     db_u32 total;
     word = db_fetch_and_release64(&shared->published, ~(db_u64)DB_ROLE) & ~(db_u64)DB_ROLE;
     total = (db_u32)(word >> DB_PUBLISHED_SHIFT);
     if (total == (db_u32)end || db_shared_is_more(reserved, total)) return 0;
-    /* Nothing orders this look behind that atomic, which only releases: it may see as little as the first one. Whatever it sees
-     * was reserved at some time: more than `total` has a poster to come; an older count, below `total`, must not pass for that,
-     * and costs nothing but the role taken back in vain. */
+    /* Nothing orders this load behind that atomic, which only releases: it may see as little as the first
+     * did. Any value was reserved at some time. More than `total` has a poster to come; an older count, below
+     * `total`, must not pass for that, and costs only a role retaken in vain. */
     if (db_shared_is_more(db_load_relaxed64(&shared->reserved), total)) return 0;
     return db_compare_swap_acquire64(&shared->published, word, word + 1) == word;
 }
 
-/* What the ringer does: rings for what is marked, and leaves. Its caller's deadline is none of it: what is published has to be
- * rung. By one thread, or by all lanes of a warp. Up to where is rung, or DB_RING_FAILED. */
+/* What the ringer does: rings for what is marked, and leaves. Its caller's deadline does not apply: what is
+ * published must be rung. By one thread or all lanes of a warp. Up to where is rung, or DB_RING_FAILED. */
 DB_GPU_FN db_u64 db_shared_ring_as(struct db_shared_sq *shared, int by_warp) {
     struct db_poster poster = db_poster_of(shared);
     struct db_wait mark = {0, 0, 0};
     int first = !by_warp || db_lane() == 0, again, late;
     db_u64 rung, end;
     do {
-        /* Asked in front of the look at the marks: a ringer that was stopped for long, by a debugger or another context, fails no queue for a
-         * mark that has come meanwhile. Only lane 0 has a deadline. */
+        /* Asked before looking at the marks: a ringer stopped for long (debugger, another context) fails no
+         * queue for a mark that has come meanwhile. Only lane 0 has a deadline. */
         late = mark.deadline_ns && db_wait_over(&mark);
         rung = db_load_relaxed64(&shared->rung);
         if (by_warp) rung = db_warp_shuffle64(rung, 0);
@@ -343,8 +343,8 @@ DB_GPU_FN int db_shared_help(struct db_shared_sq *shared) {
     return db_shared_ring(shared) == DB_RING_FAILED ? DB_EIO : 0;
 }
 
-/* Takes blocks, and the ringer's role where no poster has it: their first. A thread that does not post next has to call
- * db_shared_give_up(). */
+/* Takes blocks, and the ringer's role if it is vacant: their first. A thread that does not post next has to
+ * call db_shared_give_up(). */
 DB_GPU_FN db_u64 db_shared_take(struct db_shared_sq *shared, struct db_poster *poster, db_u32 blocks) {
     /* Side by side: neither waits for the other. */
     db_u64 begin = db_fetch_add64(&shared->reserved, blocks + poster->zero);
@@ -359,7 +359,7 @@ DB_GPU_FN int db_shared_give_up(struct db_shared_sq *shared, struct db_poster *p
     return db_shared_ring(shared) == DB_RING_FAILED ? DB_EIO : 0;
 }
 
-/* db_shared_room(), once there is none: blocks that completions have given back, or DB_RESERVED_FAILED with the error added. */
+/* db_shared_room() when full: blocks that completions have retired, or DB_RESERVED_FAILED plus the error. */
 DB_GPU_FN_OUTLINED db_u64 db_shared_wait(struct db_shared_sq *shared, db_u64 end, db_u64 wr_id, struct db_wait wait) {
     struct db_poster poster = db_poster_of(shared);
     for (;;) {
@@ -386,8 +386,8 @@ DB_GPU_FN_OUTLINED db_u64 db_shared_wait(struct db_shared_sq *shared, db_u64 end
     }
 }
 
-/* Waits until the blocks below `end`, which `wr_id` has taken, have room: 0, DB_EIO, DB_ETIMEDOUT, DB_ECANCELED. A waiting poster polls
- * and rings, and is not the ringer meanwhile. While the poster's last look at `consumed` suffices, nothing is loaded. */
+/* Waits until the blocks below `end`, `wr_id`'s, have room: 0, DB_EIO, DB_ETIMEDOUT, DB_ECANCELED. A waiting
+ * poster polls and rings without the role. Loads nothing while its last look at `consumed` suffices. */
 DB_GPU_FN int db_shared_room(struct db_shared_sq *shared, struct db_poster *poster, db_u64 end, db_u64 wr_id,
                              struct db_wait wait) {
     db_u64 consumed;
@@ -416,8 +416,8 @@ DB_GPU_FN void db_shared_fence(int alone) {
         db_order_wqe_before_mark();
 }
 
-/* Adds filled blocks, marked or `alone`, to what is published, and rings for them if it is alone. Whether it is the ringer, with more
- * to ring. */
+/* Adds filled blocks, marked or `alone`, to what is published, and rings for them if it is alone. Whether it
+ * is the ringer, with more to ring. */
 DB_GPU_FN int db_shared_publish(struct db_shared_sq *shared, struct db_poster *poster, db_u64 begin, db_u64 end, int alone) {
     db_u64 blocks = ((end - begin) << DB_PUBLISHED_SHIFT) + poster->zero;
     /* The new ringer takes over `rung` and the doorbell, which the last ringer's atomic released. */
@@ -429,17 +429,17 @@ DB_GPU_FN int db_shared_publish(struct db_shared_sq *shared, struct db_poster *p
     return db_shared_leave(shared, end);
 }
 
-/* Takes completions before the ring is full, so that not every poster waits while one looks across PCIe: by the poster whose blocks
- * end a quarter of the ring, where more than half of it may be in use. */
+/* Takes completions before the ring is full, so that not every poster waits while one looks across PCIe: by
+ * the poster whose blocks end a quarter of the ring, once over half of it may be in use. */
 DB_GPU_FN void db_shared_look_ahead(struct db_shared_sq *shared, const struct db_poster *poster, db_u64 begin, db_u64 end) {
     db_u32 blocks = poster->sq.blocks;
     if (!((begin ^ end) & ~(db_u64)(blocks / 4 - 1)) || end - poster->consumed <= blocks / 2) return;
     db_shared_poll(shared, poster, DB_WARP);
 }
 
-/* Posts one request of one thread and sees to the doorbell. 0; DB_EINVAL; DB_EIO when the queue has failed; DB_ETIMEDOUT or
- * DB_ECANCELED when there was no room in time, which fails the queue for all: blocks were taken that no poster fills. So let
- * the deadline be longer than the link may stall. `poster` is the caller's own. */
+/* Posts one request of one thread and sees to the doorbell. 0; DB_EINVAL; DB_EIO when the queue has failed;
+ * DB_ETIMEDOUT or DB_ECANCELED without room in time, which fails the queue for all: the blocks taken stay
+ * unfilled. So the deadline should exceed any stall of the link. `poster` is the caller's own. */
 DB_GPU_FN int db_shared_post(struct db_shared_sq *shared, const struct db_send_wr *wr, struct db_poster *poster,
                              struct db_wait wait) {
     db_u32 units = db_gpu_units(&poster->sq, wr), blocks = db_blocks(units), i;
@@ -465,11 +465,11 @@ DB_GPU_FN int db_shared_post(struct db_shared_sq *shared, const struct db_send_w
     return 0;
 }
 
-/* What a warp does behind its lanes' WQEs, at most one a lane and of one block each, `count` from `begin` on: 0, or DB_EIO. */
+/* Publishes a warp's one-block WQEs, at most one a lane, `count` from `begin` on, and rings: 0, or DB_EIO. */
 DB_GPU_FN int db_shared_warp_publish(struct db_shared_sq *shared, struct db_poster *poster, db_u64 begin, db_u32 count) {
     db_u64 rung;
     int alone, rings = 0;
-    /* The lanes meet before the fence: so lane 0's covers the WQEs of all, and each lane's stands before its own mark. */
+    /* The lanes meet before the fence: lane 0's covers all lanes' WQEs, each lane's precedes its own mark. */
 #ifndef DB_DEFECT_NO_WARP_SYNC
     db_warp_sync();
 #endif
@@ -485,8 +485,8 @@ DB_GPU_FN int db_shared_warp_publish(struct db_shared_sq *shared, struct db_post
     return 0;
 }
 
-/* The same for a full warp of RDMA WRITEs of one data pointer each; every lane returns the same. DB_EINVAL for an empty or an
- * inline payload in any lane. */
+/* db_shared_post() for a full warp of RDMA WRITEs of one data pointer each; every lane returns the same.
+ * DB_EINVAL for an empty or an inline payload in any lane. */
 DB_GPU_FN int db_shared_warp_post_write(struct db_shared_sq *shared, db_u64 wr_id, struct db_sge local,
                                         db_u64 remote_addr, db_u32 rkey, db_u32 send_flags, struct db_poster *poster,
                                         struct db_wait wait) {

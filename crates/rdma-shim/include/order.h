@@ -1,4 +1,4 @@
-/*! Ordering primitives of the shim: types, byte order, fences, and the stores and loads that a device can see.
+/*! Ordering primitives of the shim: types, byte order, fences, and stores and loads that a device can see.
  *
  * `doorbell.h` is the same text on every machine; what differs lies behind this file, once a machine:
  *
@@ -8,16 +8,16 @@
  *
  * Includes nothing else, because run-time compilers bring no system headers.
  *
- * What each edge of a post costs, by placement. «Ring» is where WQEs lie, «record» the doorbell record, «register» the
- * doorbell; a GPU reaches host memory and the register across PCIe.
+ * What each edge of a post costs, by placement. «Ring» is where WQEs lie, «record» the doorbell record,
+ * «register» the doorbell; a GPU reaches host memory and the register across PCIe.
  *
- *   edge                    host x86-64     host arm64   GPU, ring in host memory   GPU, ring in GPU memory
- *   WQE -> record           compiler        dmb oshst    fence.acq_rel.sys          fence.acq_rel.sys
- *   record -> register      sfence          dsb st       fence.acq_rel.sys          fence.acq_rel.sys     (strict)
- *   WQE -> register         compiler        dmb oshst    the first fence again      the first fence again (early)
- *   register -> later       sfence          dsb st       none: mmio stores leave    none
- *   CQE's tail -> the rest  compiler        dmb oshld    fence.acquire.sys          fence.acquire.sys
- *   CQE -> consumer index   compiler        dmb osh      fence.acq_rel.sys          fence.acq_rel.sys
+ *   edge                    host x86-64   host arm64   GPU, ring in host memory   GPU, ring in GPU memory
+ *   WQE -> record           compiler      dmb oshst    fence.acq_rel.sys          fence.acq_rel.sys
+ *   record -> register      sfence        dsb st       fence.acq_rel.sys          fence.acq_rel.sys (strict)
+ *   WQE -> register         compiler      dmb oshst    the first fence again      the first again (early)
+ *   register -> later       sfence        dsb st       none: mmio stores leave    none
+ *   CQE's tail -> the rest  compiler      dmb oshld    fence.acquire.sys          fence.acquire.sys
+ *   CQE -> consumer index   compiler      dmb osh      fence.acq_rel.sys          fence.acq_rel.sys
  */
 #ifndef DB_ORDER_H
 #define DB_ORDER_H
@@ -27,7 +27,7 @@ typedef unsigned short db_u16;
 typedef unsigned int db_u32;
 typedef unsigned long long db_u64;
 
-/* An array of negative size is an assertion that C11, C++17 and a run-time compiler all know without a header. */
+/* An array of negative size is an assertion that C11, C++17 and run-time compilers know without a header. */
 typedef char db_assert_u16[sizeof(db_u16) == 2 ? 1 : -1];
 typedef char db_assert_u32[sizeof(db_u32) == 4 ? 1 : -1];
 typedef char db_assert_u64[sizeof(db_u64) == 8 && sizeof(void *) == 8 ? 1 : -1];
@@ -36,10 +36,10 @@ typedef char db_assert_u64[sizeof(db_u64) == 8 && sizeof(void *) == 8 ? 1 : -1];
 #error "order.h swaps bytes unconditionally: a big-endian machine needs its own db_be32 and db_be64"
 #endif
 
-/* How a routine of the shim is declared; how, when a call must vanish into its caller, since the request builders fold
- * to straight stores only when the opcode is a constant in them; and how, when it must not, since a rare path would
- * take the registers of the common one. A GPU keeps a queue in registers only if no call takes its address, so there
- * nothing stays outside. */
+/* DB_FN declares a routine. DB_FN_INLINED: its call must vanish into the caller, since request builders fold
+ * to straight stores only if the opcode is a constant in them. DB_FN_OUTLINED: it must not, since a rare path
+ * would take the common one's registers. A GPU keeps a queue in registers only if no call takes its address:
+ * there nothing is outlined. */
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define DB_FN static __host__ __device__ __forceinline__
 #define DB_FN_OUTLINED DB_FN

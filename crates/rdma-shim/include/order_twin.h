@@ -1,16 +1,16 @@
-/*! Ordering primitives of the host twin: kernels on a host processor. See order.h, and twin.h for CUDA's names.
+/*! Ordering primitives of the host twin: kernels on a host processor. See order.h; twin.h has CUDA's names.
  *
- * The contract is order_cuda.h's, not order_host.h's: each store here waits in the launch's store buffer and becomes visible
- * at a time and in an order that the seed chooses, unless a fence or a barrier forbids it; so that what is missing on a
- * GPU goes wrong on x86 as well. What the buffer does, with the sections of the PTX ISA: crates/host-twin/src/memory.rs. In short:
+ * The contract is order_cuda.h's, not order_host.h's: each store waits in the launch's store buffer and
+ * becomes visible when and in the order the seed chooses, unless a fence or barrier forbids it: what fails on
+ * a GPU fails on x86 too. The buffer, with PTX ISA sections: crates/host-twin/src/memory.rs. In short:
  *
  *   primitive                                    becomes visible
  *   db_store*, db_copy, db_store_record,         later, in any order; to the lane itself at once
  *   db_store_register*, db_store_relaxed*
- *   db_order_wqe_before_record,                  what the lane has stored, or met at a barrier: to everybody, now
+ *   db_order_wqe_before_record,                  what the lane has stored, or met at a barrier: to all, now
  *   db_order_record_before_register,             (fence.acq_rel.sys)
  *   db_release_cqes
- *   db_store_release*                            the same for the lanes of the grid (.gpu) or everybody (_sys), then
+ *   db_store_release*                            the same for the grid's lanes (.gpu) or all (_sys), then
  *                                                the word itself, later
  *   db_order_wqe_before_mark                     the same for the grid (fence.acq_rel.gpu)
  *   db_fetch_add_acq_rel64,                      the same for the grid, then the word, now
@@ -25,8 +25,8 @@
  *
  * «Later»: bytes of WQEs and payloads up to a fifth of a second, other words less than a millisecond.
  *
- * What a primitive stored has to be loaded by a primitive. Loads are performed where they stand: acquire and relaxed ones
- * are alike here.
+ * What a primitive stored must be loaded by a primitive. Loads are performed where they stand: acquire and
+ * relaxed ones are alike here.
  */
 #ifndef DB_ORDER_TWIN_H
 #define DB_ORDER_TWIN_H
@@ -38,7 +38,7 @@ DB_FN db_u16 db_be16(db_u16 value) { return __builtin_bswap16(value); }
 DB_FN db_u32 db_be32(db_u32 value) { return __builtin_bswap32(value); }
 DB_FN db_u64 db_be64(db_u64 value) { return __builtin_bswap64(value); }
 
-/* A defect to plant: a fence that is not there, or reaches only the GPU's own threads. Tests compile kernels with one of these names defined and see them fail. */
+/* A defect to plant: a fence missing or of GPU scope only. Tests define one and see the kernel fail. */
 #if defined(DB_DEFECT_NO_WQE_FENCE)
 #define DB_TWIN_WQE_FENCE DB_TWIN_RELAXED
 #elif defined(DB_DEFECT_GPU_SCOPE)
@@ -81,14 +81,14 @@ DB_FN void db_store_words(db_u64 address, const db_u32 words[4], DB_TWIN_HERE) {
 }
 DB_FN db_u32 db_hidden_zero(db_u32 which) { return which & 0; }
 
-/* ---- Edges of a post, in program order -------------------------------------------------------------------------- */
+/* ---- Edges of a post, in program order ----------------------------------------------------------------- */
 
 DB_FN void db_order_wqe_before_record(DB_TWIN_HERE) { db_twin_order(DB_TWIN_WQE_FENCE, file, line); }
 DB_FN void db_order_record_before_register(DB_TWIN_HERE) { db_twin_order(DB_TWIN_RECORD_FENCE, file, line); }
 DB_FN void db_order_wqe_before_register(void) {}
 DB_FN void db_flush_register(void) {}
 
-/* ---- Stores and loads that the device sees ---------------------------------------------------------------------- */
+/* ---- Stores and loads that the device sees ------------------------------------------------------------- */
 
 DB_FN void db_store_record(db_u64 address, db_u32 big_endian, DB_TWIN_HERE) {
     db_twin_signal(address, big_endian, 4, 0, file, line);
@@ -108,7 +108,7 @@ DB_FN void db_release_cqes(DB_TWIN_HERE) { db_twin_order(DB_TWIN_SYS, file, line
 DB_FN db_u16 db_load16(db_u64 address, DB_TWIN_HERE) { return (db_u16)db_twin_get(address, 2, file, line); }
 DB_FN db_u32 db_load32(db_u64 address, DB_TWIN_HERE) { return (db_u32)db_twin_get(address, 4, file, line); }
 
-/* ---- What only a GPU has: see doorbell_gpu.h -------------------------------------------------------------------- */
+/* ---- What only a GPU has: see doorbell_gpu.h ----------------------------------------------------------- */
 
 #define DB_GPU_FN static inline
 #define DB_GPU_FN_OUTLINED static inline

@@ -11,7 +11,7 @@ use crate::sys::db_completion;
 pub enum Status {
     /// As `ibv_wc.status`.
     Verbs(WcStatus),
-    /// The device put the payload into the CQE, not into the buffer: the queue was made with scatter-to-CQE on.
+    /// The device put the payload into the CQE, not the buffer: the queue was created with scatter-to-CQE on.
     ScatteredToCqe,
     /// The CQE names a queue pair, or a request, that is not outstanding here.
     Stale,

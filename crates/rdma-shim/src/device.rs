@@ -1,4 +1,4 @@
-//! The headers as device code includes them, in memory: a program that was copied to a GPU machine has no source tree.
+//! The headers as device code includes them, in memory: a program copied to a GPU machine has no sources.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! The C constants of `include/mlx5_layout.h`, made from `mlx5-layout` so that nobody types an offset twice (INV-14).
+//! The C constants of `include/mlx5_layout.h`, generated from `mlx5-layout` (INV-14).
 //!
-//! Offsets are found, not repeated: a structure is written once as it is by default and once with a single field
-//! changed, and the first byte that differs is where the field lies.
+//! Offsets are found, not repeated: a structure is written with its defaults and once more with a single
+//! field changed, and the first byte that differs is where the field lies.
 
 use mlx5_layout::cqe::{CqeError, CqeFields, OpOwn, ScatterFormat};
 use mlx5_layout::send_wqe::{Atomic, Control, DataPointer, RemoteAddress};

@@ -1,5 +1,5 @@
-//! The routines over plain memory: no NIC, no libibverbs. What libmlx5 writes for the same requests is compared by the
-//! parity tests (`tests/it/parity.rs`), which need a device.
+//! The routines over plain memory: no NIC, no libibverbs. The parity tests (`tests/it/parity.rs`), which need
+//! a device, compare with what libmlx5 writes for the same requests.
 
 mod completions;
 mod posting;
@@ -92,7 +92,7 @@ impl Queues {
     }
 
     fn post(&mut self, wr: &db_send_wr) -> i32 {
-        // SAFETY: every address in the queue leads into a vector of `self`, and inline entries into live test memory.
+        // SAFETY: the queue's addresses lead into vectors of `self`, inline entries into live test memory.
         unsafe { db_c_try_post(&raw mut self.sq, wr) }
     }
 

@@ -134,8 +134,8 @@ impl QueuePair {
 
     /// Writes one request; [`QueuePair::ring`] publishes it.
     pub fn try_post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
-        // SAFETY: the queue's addresses were libmlx5's when it was made, and `self.qp` and the tables keep them valid;
-        // `&mut self` makes this the only poster.
+        // SAFETY: the queue's addresses were libmlx5's when it was made, and `self.qp` and the tables keep
+        // them valid; `&mut self` makes this the only poster.
         unsafe { try_post(&mut self.sq, request) }
     }
 
@@ -145,7 +145,7 @@ impl QueuePair {
         unsafe { db_c_ring(&raw mut self.sq) }
     }
 
-    /// Posts a piece of a list in order and rings once, as `ibv_post_send` does. Panics when `range` leaves the list.
+    /// Posts a piece of a list in order and rings once, as `ibv_post_send`. Panics if `range` leaves it.
     #[inline]
     pub fn post(&mut self, list: &SendList<'_>, range: std::ops::Range<usize>) -> Result<(), PostError> {
         let requests = &list.as_raw()[range];
@@ -176,8 +176,8 @@ impl QueuePair {
     /// Takes up to `out.len()` completions of both directions; gives their number.
     #[inline]
     pub fn poll(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
-        // SAFETY: ring and record are libmlx5's, kept by the `DirectCq` in the same object, and nobody else polls them:
-        // `QueuePair::create` consumed it.
+        // SAFETY: ring and record are libmlx5's, kept by the `DirectCq` in the same object, and no other
+        // polls them: `QueuePair::create` consumed it.
         let taken = unsafe { poll_one(&mut self.send_cq, &mut self.sq, &mut self.rq, out) }?;
         match &mut self.receive_cq {
             None => Ok(taken),
@@ -186,8 +186,8 @@ impl QueuePair {
         }
     }
 
-    /// Any state → RESET, with empty queues: everything posted is forgotten, everything completed is dropped. Gives how
-    /// many completions were dropped.
+    /// Any state → RESET, with empty queues: everything posted is forgotten, everything completed is dropped.
+    /// Returns how many completions were dropped.
     pub fn reset(&mut self) -> Result<u32, ShimError> {
         self.qp.reset()?;
         // SAFETY: as in `try_post`; in RESET the device touches neither queue nor record.
@@ -220,7 +220,7 @@ pub(crate) unsafe fn try_post(sq: &mut db_sq, request: &SendRequest<'_>) -> Resu
 /// Posts receives with one record update.
 ///
 /// # Safety
-/// As [`try_post`]; a queue without entries was given no ring, and its count of 0 makes the routine refuse before it stores.
+/// As [`try_post`]; a queue without entries has no ring: for its count of 0 the routine refuses to store.
 pub(crate) unsafe fn post_receives(rq: &mut db_rq, requests: &[db_recv_wr]) -> Result<(), PostError> {
     let mut bad = 0;
     // SAFETY: the caller's.
@@ -295,8 +295,8 @@ pub(crate) fn send_queue(
     }
 }
 
-/// A queue pair without receives has no ring: the struct then stays empty, and posting finds it full. `wr_ids`: where as many
-/// words lie as it has entries.
+/// A queue pair without receives has no ring: the struct stays empty, and posting finds it full. `wr_ids`:
+/// where one word per entry lies.
 pub(crate) fn receive_queue(qp: &DirectQp, memory: &QpLayout, wr_ids: u64) -> Result<db_rq, ShimError> {
     let ring = memory.receive;
     if ring.entries == 0 {

@@ -91,8 +91,8 @@ impl<'a> SendList<'a> {
         self.raw.is_empty()
     }
 
-    /// The requests as the C routines take them, for queues that are laid out by hand. Their addresses are valid as long
-    /// as the slices that the requests borrow.
+    /// The requests as the C routines take them, for queues that are laid out by hand. Their addresses are
+    /// valid as long as the slices that the requests borrow.
     pub fn as_raw(&self) -> &[db_send_wr] {
         &self.raw
     }

@@ -1,7 +1,7 @@
-//! `include/doorbell.h` and the host's part of `doorbell_shared.h` as Rust sees them: the structs field for field, and the routines that `shim.c` compiles.
+//! `include/doorbell.h` and the host's part of `doorbell_shared.h` in Rust: structs and `shim.c`'s routines.
 //!
-//! Numbers (opcodes, flags, status) are those of libibverbs, and are named in the modules above this one. Public for
-//! code that lays out queues elsewhere (tests on plain memory, other processors); [`crate::QueuePair`] is the safe way.
+//! Numbers (opcodes, flags, status) are libibverbs', named in the modules above. Public for code that lays
+//! out queues elsewhere (tests on plain memory, other processors); [`crate::QueuePair`] is the safe way.
 #![allow(missing_docs, reason = "fields and functions are documented in the headers")]
 #![allow(non_camel_case_types, reason = "names are C's")]
 

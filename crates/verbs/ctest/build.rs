@@ -1,6 +1,6 @@
 //! Makes the C side of the comparisons, when the system has rdma-core's headers; else the tests skip aloud.
 //!
-//! `VERBS_CTEST_INCLUDE` names another include directory, to compare with the headers of another rdma-core version.
+//! `VERBS_CTEST_INCLUDE` names another include directory, to compare with another version's headers.
 
 use std::env;
 use std::error::Error;
@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 /// The generated files of `verbs`, and where each one's library functions begin.
 const BINDINGS: [(&str, &str); 2] = [("ibverbs", "pub struct Ibverbs {"), ("mlx5", "pub struct Mlx5 {")];
 
-/// Stand-ins for what the files import: ctest expands its input alone, and a type's size is all that counts there.
+/// Stand-ins for what the files import: ctest expands its input alone, and needs only a type's size.
 const IMPORTED: &str = "
 pub struct pthread_mutex_t([u64; 5]);
 pub struct pthread_cond_t([u64; 6]);
 pub type off_t = i64;
 ";
 
-/// Structs that have grown at their end since rdma-core 44, with their size there. With headers where they are larger
-/// they are left out: libibverbs fills the first only as far as it went then, and libmlx5 reads the members of the second
-/// that its caller names.
+/// Structs that have grown at their end since rdma-core 44, with their size there; left out if the headers'
+/// are larger. libibverbs fills the first only as far as it went then, and libmlx5 reads the members of the
+/// second that its caller names.
 const GROWN: [(&str, usize); 2] = [("ibv_port_attr", 52), ("mlx5dv_obj", 112)];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -47,7 +47,7 @@ fn compiles(text: &str, include: Option<&Path>) -> Result<bool, Box<dyn Error>> 
     Ok(build.try_compile("probe").is_ok())
 }
 
-/// Lets ctest write a C and a Rust file that compare every struct, union, alias and constant of the generated files.
+/// Lets ctest write a C and a Rust file that compare all structs, unions, aliases and constants generated.
 fn compare_bindings(include: Option<&Path>) -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let mut types = String::from(IMPORTED);

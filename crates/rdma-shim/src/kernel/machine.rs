@@ -43,8 +43,8 @@ struct OnGpu {
 }
 
 impl Machine {
-    /// The GPU of that number, its kernels compiled with a toolkit that is looked for as [`Toolkit::find`] says. Errors: no
-    /// driver, no such GPU, no toolkit.
+    /// The GPU of that number; its kernels are compiled with the toolkit that [`Toolkit::find`] finds.
+    /// Errors: no driver, no such GPU, no toolkit.
     pub fn gpu(ordinal: Option<u32>, toolkit: Option<&Path>) -> Result<Machine, KernelError> {
         let gpu = match ordinal {
             None => Gpu::first()?,
@@ -86,12 +86,12 @@ impl Machine {
         HostMemory::new(self.context(), bytes)
     }
 
-    /// Pages that others use too, as its kernels see them: pinned while that memory lives, where there is a GPU.
+    /// Pages that others use too, as its kernels see them: pinned while that memory lives, if there is a GPU.
     pub fn show(&self, pages: &Arc<verbs::Pages>) -> Result<HostMemory, KernelError> {
         HostMemory::of_pages(self.context(), pages)
     }
 
-    /// Its own memory, on pages that a NIC may be given; of unknown content. Where there is no GPU: host memory.
+    /// Its own memory, on pages that a NIC may be given; content unknown. Without a GPU: host memory.
     pub fn own_memory(&self, bytes: usize) -> Result<Memory, KernelError> {
         match &*self.0 {
             Inner::Twin(_) => Ok(self.host_memory(bytes)?.into()),
@@ -108,8 +108,8 @@ impl Machine {
         Ok(memory)
     }
 
-    /// An error unless `other`, which `what` was made for, is this machine, or one of the same GPU: its kernels reach nothing else.
-    /// The twin's would store to addresses of a GPU; a GPU that was never shown these pages loses its context.
+    /// An error unless `other`, which `what` was made for, is this machine or one of the same GPU. The twin's
+    /// kernels would store to a GPU's addresses; a GPU never shown these pages loses its context.
     pub fn reaches(&self, what: &str, other: &Machine) -> Result<(), KernelError> {
         let same = match (self.context(), other.context()) {
             (Some(ours), Some(theirs)) => ours.gpu() == theirs.gpu(),
@@ -125,8 +125,8 @@ impl Machine {
         }
     }
 
-    /// An error unless its kernels, which have seen a message's completion in host memory, or its last word, see the whole of it
-    /// in `memory` (docs/orders.md, row "completions": else the payload is read too early).
+    /// An error unless its kernels, once they see a message's completion or last word in host memory, see all
+    /// of it in `memory` (docs/orders.md, row "completions": else the payload is read too early).
     pub(super) fn sees_arrivals(&self, memory: &Memory) -> Result<(), KernelError> {
         match (&*self.0, memory) {
             (Inner::Gpu(on), Memory::Gpu(_)) => ordered(on.write_ordering, &on.name),
@@ -134,7 +134,7 @@ impl Machine {
         }
     }
 
-    /// Code of a GPU's, of several sources linked into one image. Errors: the twin has none; the compiler's and the GPU's.
+    /// Code for a GPU, several sources linked into one image. Errors: always on the twin; compiler's; GPU's.
     pub fn module(&self, units: &[Unit]) -> Result<Module, KernelError> {
         match &*self.0 {
             Inner::Twin(_) => Err(KernelError::Refused("the host twin runs no graph of a GPU's".into())),
@@ -170,7 +170,7 @@ fn ordered(write_ordering: i32, name: &str) -> Result<(), KernelError> {
     }
 }
 
-/// A kernel that is ready to be launched: its code is on the machine, and it has a stream for its first launch.
+/// A kernel ready to be launched: its code is on the machine, and it has a stream for its first launch.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     name: &'static str,
@@ -184,13 +184,13 @@ enum Code {
 }
 
 impl Kernel {
-    /// Compiles the source if it is needed, and puts the code on the machine. Do it before anything else is launched there:
-    /// loading may wait for what runs.
+    /// Compiles the source if needed, and puts the code on the machine. Do it before anything else is
+    /// launched there: loading may wait for running kernels.
     pub fn prepare(machine: &Machine, source: &Source, name: &'static str) -> Result<Kernel, KernelError> {
         Kernel::prepare_linked(machine, source, &[], name)
     }
 
-    /// As [`Self::prepare`], of a kernel that calls functions of `units`, which a GPU's image is linked with. The host twin links none.
+    /// [`Self::prepare`] with functions of `units` linked into a GPU's image. The host twin links none.
     pub fn prepare_linked(
         machine: &Machine,
         source: &Source,
@@ -210,7 +210,7 @@ impl Kernel {
         Ok(Kernel { name, code })
     }
 
-    /// Blocks of so many threads for [`Self::launch_cooperative`]: on a GPU so many that short kernels have room beside them.
+    /// Blocks of `threads` for [`Self::launch_cooperative`]; on a GPU they leave room for short kernels.
     pub fn resident_blocks(&self, threads: u32) -> Result<u32, KernelError> {
         match &self.code {
             Code::Twin(_, Visibility::Weak { .. }) => {
@@ -221,7 +221,7 @@ impl Kernel {
         }
     }
 
-    /// Blocks of a launch for so many queue pairs. Error: more than run side by side here, when nothing else runs.
+    /// Blocks of a launch for so many queue pairs. Error: more than an otherwise idle machine runs at once.
     pub fn blocks(&self, queues: usize, each: u32, threads: u32) -> Result<u32, KernelError> {
         let most = match &self.code {
             Code::Twin(..) => host_twin::MAX_LANES as u32 / threads.max(1),
@@ -237,8 +237,8 @@ impl Kernel {
         })
     }
 
-    /// Launches it. `cancel` is the word by which it is told to end; `held` is everything that it touches, given back when it
-    /// has ended.
+    /// Launches it. `cancel` is the word by which it is told to end; `held`, everything that it touches, is
+    /// returned when it has ended.
     ///
     /// # Safety
     /// The kernel takes these arguments and keeps to memory that `held` keeps; it ends when `cancel` is set.
@@ -253,7 +253,7 @@ impl Kernel {
         unsafe { self.launch_as(false, shape, arguments, cancel, held) }
     }
 
-    /// As [`Self::launch`], of a kernel whose blocks wait for one another. Error also: more than run side by side.
+    /// [`Self::launch`] for a kernel whose blocks wait for one another. Error also: more than run at once.
     ///
     /// # Safety
     /// As [`Self::launch`].
@@ -307,8 +307,8 @@ impl Kernel {
     }
 }
 
-/// Streams of a kernel, one for each launch in flight: a stream runs its launches one after the other, and tells only that all of them
-/// have ended.
+/// Streams of a kernel, one per launch in flight: a stream runs its launches in turn, and tells only that all
+/// of them have ended.
 #[derive(Debug, Clone)]
 struct Streams(Arc<Mutex<Vec<Arc<Stream>>>>);
 

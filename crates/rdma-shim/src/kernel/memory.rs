@@ -1,8 +1,8 @@
 //! Memory of a machine: the host's, which CPU, kernels and NIC reach, and the GPU's own.
 //!
-//! Kernels and devices write it at any time, so that the CPU's side is atomics, or copies. The host's is ordinary pages that
-//! the GPU was shown: a NIC made of software in another process reaches them as it does any other, which it does not with
-//! memory that CUDA maps.
+//! Kernels and devices write it at any time, so that the CPU's side is atomics, or copies. Host memory is
+//! ordinary pages that the GPU was shown: a software NIC in another process reaches them as any others,
+//! unlike memory that CUDA maps.
 
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
@@ -104,7 +104,7 @@ impl HostMemory {
             shown: None,
         };
         if let Some(context) = context {
-            // SAFETY: the pages stay mapped until `Host` is dropped, which sees to it that the device is at rest.
+            // SAFETY: `Host` keeps the pages mapped; its drop unmaps them only if the device is at rest.
             let registered = unsafe { Registered::new(context, start, len, Kind::Memory) }?;
             host.kernel_address = registered.device_address();
             host.shown = Some((context.clone(), ManuallyDrop::new(registered)));
@@ -137,9 +137,9 @@ impl HostMemory {
         unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().cast(), self.0.len) }
     }
 
-    /// Its words of 32 bits. Rust leaves it undefined what racing atomics of different sizes over the same bytes see: a word is of one
-    /// size for all its users at a time, as in the struct that it belongs to; [`HostMemory::write`] and [`HostMemory::read`] are
-    /// for what no kernel uses at that time, or for a NIC's bytes, which are not atomics at all.
+    /// Its 32-bit words. Rust leaves undefined what racing atomics of different sizes over the same bytes
+    /// see: a word has one size for all users at a time, as in its struct. [`HostMemory::write`] and
+    /// [`HostMemory::read`] are for what no kernel uses then, or a NIC's bytes, which are no atomics.
     pub fn words(&self) -> &[AtomicU32] {
         // SAFETY: as above; pages are aligned.
         unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().cast(), self.0.len / 4) }
@@ -321,7 +321,7 @@ impl From<HostMemory> for Memory {
     }
 }
 
-// SAFETY: the memory stays where it is until the last clone is gone, and nobody has references to its bytes but as atomics.
+// SAFETY: the memory stays in place until the last clone is gone; its bytes are referenced only as atomics.
 unsafe impl verbs::Memory for Memory {
     fn start(&mut self) -> NonNull<u8> {
         match self {

@@ -11,7 +11,7 @@ use crate::request::{PostError, ReceiveList};
 use crate::sys::db_c_ring;
 
 impl Queue {
-    /// As [`Queue::create`], of a queue pair of which the CPU has a part; what is remembered of requests lies in host memory.
+    /// [`Queue::create`] for a queue pair that the CPU uses too; its request slots lie in host memory.
     pub fn create_mixed(
         machine: &Machine,
         builder: &QpBuilder,
@@ -39,15 +39,15 @@ impl Queue {
     }
 }
 
-/// What the CPU does with a queue pair, while kernels do the rest. Kernels post all sends or none. They take the completions of what
-/// they posted, or else the CPU does: [`CpuPart::poll_posted_there`].
+/// What the CPU does with a queue pair while kernels do the rest. Kernels post all sends or none. They take
+/// the completions of what they posted, or else the CPU does: [`CpuPart::poll_posted_there`].
 #[derive(Debug)]
 pub struct CpuPart<'a>(&'a mut Queue);
 
 impl CpuPart<'_> {
     /// Writes one request; [`CpuPart::ring`] publishes it. No kernel posts sends.
     pub fn try_post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
-        // SAFETY: the host's addresses are libmlx5's, which the queue keeps, and of slots in host memory; no kernel posts here.
+        // SAFETY: host addresses are libmlx5's, which the queue keeps, and host slots'; no kernel posts here.
         unsafe { try_post(&mut self.0.host.sq, request) }
     }
 
@@ -72,11 +72,11 @@ impl CpuPart<'_> {
         unsafe { poll_one(&mut host.send_cq, &mut host.sq, &mut host.rq, out) }
     }
 
-    /// Takes completions of the sends' CQ, where kernels have posted the sends and the CPU the receives. A kernel is to be told
-    /// [`Queue::sends_completed`] before it posts again.
+    /// Takes completions of the sends' CQ, where kernels posted the sends and the CPU the receives. Tell a
+    /// kernel [`Queue::sends_completed`] before it posts again.
     pub fn poll_posted_there(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
         let sq = &mut self.0.host.sq;
-        // How much kernels have rung for is theirs to know. A completion names what they have: any that the ring holds.
+        // Only kernels know how far they rang. A completion names what they did: any WQE that the ring holds.
         sq.rung = sq.consumer + u64::from(sq.blocks);
         self.poll_sends(out)
     }

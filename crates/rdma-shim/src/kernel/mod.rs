@@ -1,11 +1,11 @@
-//! Kernels launched from Rust, safely: the machine that runs them, the memory and queues that they use, and how they end.
+//! Kernels launched from Rust, safely: the machine that runs them, their memory and queues, and how they end.
 //!
-//! A [`Machine`] is a GPU or the host twin; programs are written for either. [`Queue`] is a queue pair that a kernel posts to,
-//! [`Region`] memory that a NIC and a kernel reach. A program brings its kernels as a [`Source`]. [`Kernel::launch`] is unsafe, so the
-//! program wraps it: the wrapper gives it everything that the kernel touches, to be held until the kernel has ended ([`Running`]). A
-//! kernel that does not end is told to. If it does not listen, its memory is never freed. Sources are compiled for a GPU when they
-//! are first needed, and kept on disk. `apps/echo/src/kernel.rs` is the smallest wrapper.
-//! Left out: several GPUs in one launch.
+//! A [`Machine`] is a GPU or the host twin; programs are written for either. [`Queue`] is a queue pair that a
+//! kernel posts to, [`Region`] memory that a NIC and a kernel reach. A program brings its kernels as a
+//! [`Source`]. [`Kernel::launch`] is unsafe, so the program wraps it: all that the kernel touches is held
+//! until it ends ([`Running`]). A kernel that does not end is told to; if it does not listen, its memory is
+//! never freed. Sources are compiled for a GPU when first needed, and kept on disk. `apps/echo/src/kernel.rs`
+//! is the smallest wrapper. Left out: several GPUs in one launch.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 

@@ -38,8 +38,8 @@ const SEND_CQ: usize = 192;
 const RECEIVE_CQ: usize = 256;
 const STATE_BYTES: usize = 320;
 
-/// A queue pair and its CQs, taken over from libmlx5, as the kernels of one machine see them. Its indices lie in memory
-/// between launches: one kernel may go on where the one before has ended.
+/// A queue pair and its CQs, taken over from libmlx5, as the kernels of one machine see them. Its indices lie
+/// in memory between launches: a kernel may go on where the one before ended.
 #[derive(Debug)]
 pub struct Queue {
     machine: Machine,
@@ -65,8 +65,8 @@ pub(super) struct Structs {
 }
 
 impl Queue {
-    /// As [`crate::QueuePair::create`], for kernels of `machine`: shows it rings, records and doorbell page. Errors: that one's,
-    /// and the GPU's, of which the doorbell page's tells what can be done.
+    /// [`crate::QueuePair::create`] for kernels of `machine`: shows it rings, records and doorbell page.
+    /// Errors: that one's and the GPU's; the doorbell page's says what can be done.
     pub fn create(
         machine: &Machine,
         builder: &QpBuilder,
@@ -159,8 +159,8 @@ impl Queue {
         let (Some(context), Some(start)) = (self.machine.context(), NonNull::new(start)) else {
             return Ok(address);
         };
-        // SAFETY: libmlx5's memory lives as long as the queue pair and the CQs, which `Drop` gives up only when the device is
-        // at rest and no page of theirs is registered.
+        // SAFETY: libmlx5's memory lives as long as the queue pair and the CQs, which `Drop` releases only
+        // when the device is at rest and no page of theirs is registered.
         let shown = unsafe { Registered::new(context, start, len, kind) }?;
         let address = shown.device_address();
         self.shown.push(shown);
@@ -208,7 +208,7 @@ impl Queue {
         Ok(Room { sends: sq.blocks, receives: rq.wqes, completions: cq.entries, receive_completions, one_cq })
     }
 
-    /// Notes what the posters of a shared queue used: blocks up to `producer`, CQEs of the send CQ up to `consumer`.
+    /// Notes what posters of a shared queue used: blocks up to `producer`, send CQEs up to `consumer`.
     pub(super) fn set_used(&self, producer: u64, consumer: u64) -> Result<(), KernelError> {
         let (sq, cq) = self.structs()?;
         self.state.put(SQ, &db_sq { producer, ..sq })?;
@@ -220,13 +220,13 @@ impl Queue {
         &self.machine
     }
 
-    /// Any state → RESET, with empty queues, as [`crate::QueuePair::reset`]. No kernel uses it: it would be held by that.
+    /// Any state → RESET, queues emptied, as [`crate::QueuePair::reset`]. A running kernel would own it.
     pub fn emptied(mut self) -> Result<Queue, KernelError> {
         self.qp.reset()?;
         let (sq, rq): (db_sq, db_rq) = (self.state.get(SQ)?, self.state.get(RQ)?);
         // Of the two that post, one has.
         self.host.sq.producer = self.host.sq.producer.max(sq.producer);
-        // SAFETY: the addresses are libmlx5's as the CPU sees them; in RESET the device touches neither queue nor record.
+        // SAFETY: libmlx5's addresses as the CPU sees them; in RESET the device touches no queue or record.
         unsafe { db_c_reset_send(&raw mut self.host.sq) };
         if self.host.rq.wqes > 0 {
             // SAFETY: as above.

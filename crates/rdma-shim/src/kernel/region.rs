@@ -32,8 +32,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// Registers memory of this machine, at least `bytes`, all 0. The twin has host memory in place of a GPU's, and no
-    /// dma-buf. Errors: no memory; the NIC's refusal.
+    /// Registers memory of this machine, at least `bytes`, all 0. The twin has host memory in place of a
+    /// GPU's, and no dma-buf. Errors: no memory; the NIC's refusal.
     pub fn new(
         machine: &Machine,
         pd: &Pd,
@@ -50,7 +50,7 @@ impl Region {
             Place::Host | Place::Gpu => Mr::register(pd, memory.clone(), access)?,
             Place::GpuDmaBuf => {
                 let dma_buf = memory.dma_buf()?;
-                // SAFETY: the GPU's driver made it of all of this memory just now; pages of its own, which nobody else has.
+                // SAFETY: the GPU's driver just made it of all this memory: own pages, held by no other.
                 unsafe { Mr::register_dma_buf(pd, memory.clone(), dma_buf.as_fd(), 0, access) }?
             }
         };
@@ -98,15 +98,15 @@ unsafe impl verbs::Memory for Part {
     }
 }
 
-/// Bytes of a memory registered for one protection domain: a peer of that domain reaches nothing else of the memory.
+/// Bytes of a memory registered for one protection domain: a peer of that domain reaches none but these.
 #[derive(Debug)]
 pub struct Share {
     mr: Mr<Part>,
 }
 
 impl Share {
-    /// Registers `range` of `memory`, which is a machine's and lies at `place`. Errors: a range that leaves it; kernels of the machine
-    /// that do not see there what a NIC writes; the NIC's refusal.
+    /// Registers `range` of `memory`, a machine's, which lies at `place`. Errors: a range that leaves it;
+    /// kernels of the machine do not see there what a NIC writes; the NIC's refusal.
     pub fn new(
         machine: &Machine,
         pd: &Pd,
@@ -124,7 +124,7 @@ impl Share {
         let mr = match (place, memory) {
             (Place::GpuDmaBuf, Memory::Gpu(_)) => {
                 let dma_buf = memory.dma_buf()?;
-                // SAFETY: the GPU's driver made it of all of this memory just now, of which these are the bytes from `offset` on.
+                // SAFETY: the GPU's driver just made it of all this memory; these bytes begin at `offset`.
                 unsafe { Mr::register_dma_buf(pd, part, dma_buf.as_fd(), offset, access) }?
             }
             _ => Mr::register(pd, part, access)?,

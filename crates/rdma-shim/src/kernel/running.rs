@@ -16,7 +16,7 @@ pub(super) enum Launched {
     Twin(host_twin::Running),
 }
 
-/// A kernel that was launched. Dropped, it is told to end, and waited for; what does not end keeps `T` for ever.
+/// A launched kernel. Dropped, it is told to end and waited for; if it does not end, `T` is kept for ever.
 pub struct Running<T> {
     name: &'static str,
     launched: Option<Launched>,
@@ -41,7 +41,7 @@ impl<T> Running<T> {
         self.held.as_ref()
     }
 
-    /// Whether it has ended. Error: what went wrong in it, as an illegal address, or lanes that can never go on.
+    /// Whether it has ended. Error: what went wrong in it, as an illegal address, or lanes that never go on.
     pub fn is_over(&self) -> Result<bool, KernelError> {
         match &self.launched {
             Some(Launched::Gpu(stream)) => Ok(stream.is_idle()?),
@@ -68,8 +68,8 @@ impl<T> Running<T> {
         gpu::poll_until(limit, || self.is_over())
     }
 
-    /// Waits for its end, at most `limit`, then tells it to end; gives back what it used. Errors: what went wrong in it;
-    /// `NeverEnds`, and then what it uses is kept for ever.
+    /// Waits at most `limit` for its end, then tells it to end; returns what it used. Errors: what went wrong
+    /// in it; `NeverEnds`, and then what it uses is kept for ever.
     pub fn end(mut self, limit: Duration) -> Result<T, KernelError> {
         self.finish(limit).and_then(|held| held.ok_or(KernelError::Refused("it has ended before".into())))
     }

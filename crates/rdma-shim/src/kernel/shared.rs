@@ -21,8 +21,8 @@ pub struct SharedQueue {
 }
 
 impl SharedQueue {
-    /// Shares a queue with nothing outstanding. `signal_every`: blocks between completions, a power of two, at most half of the
-    /// queue's. Refuses what `db_shared_init` does.
+    /// Shares a queue with nothing outstanding. `signal_every`: blocks between completions, a power of two,
+    /// at most half of the queue's. Refuses what `db_shared_init` does.
     pub fn new(queue: Queue, signal_every: u32) -> Result<SharedQueue, KernelError> {
         let blocks = queue.structs()?.0.blocks;
         let machine = queue.machine();

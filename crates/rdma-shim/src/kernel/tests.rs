@@ -74,7 +74,7 @@ fn where_there_is_no_gpu_the_reason_is_one_line() {
     }
 }
 
-/// Its memory is kept, other kernels of the process run meanwhile, and when its word comes at last the process can end.
+/// Its memory is kept, other kernels run meanwhile, and when its word comes at last the process can end.
 #[test]
 fn gpu_destructive_kernel_that_does_not_listen_is_given_up_and_others_go_on() {
     let machine = need!(Machine::gpu(None, None).map_err(|e| e.to_string()), gpu, "one CUDA device");
@@ -127,7 +127,7 @@ fn gpu_second_launch_of_a_kernel_runs_beside_the_first_and_ends_before_it() {
     }
 }
 
-/// On a GPU that sees a NIC's writes to its memory in no order, what looks at arrivals is refused that memory, and given the host's.
+/// A GPU without order for NIC writes to its memory: watchers of arrivals are refused it and get the host's.
 #[test]
 fn gpu_memory_that_sees_arrivals_in_no_order_is_refused_to_who_looks_at_them() {
     let machine = need!(Machine::gpu(None, None).map_err(|e| e.to_string()), gpu, "one CUDA device");

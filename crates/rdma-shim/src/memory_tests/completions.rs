@@ -167,7 +167,7 @@ fn a_receive_completion_gives_back_the_oldest_receive_or_none() {
         let mut bad = u32::MAX;
         // SAFETY: as in `Queues::post`; the list has as many receives as it says.
         assert_eq!(unsafe { db_c_post_recv(&raw mut queues.rq, list.as_ptr(), 3, &raw mut bad) }, 0);
-        // What an earlier life of the queue left in the CQ: the second receive, one before the first, one not posted.
+        // Left in the CQ by an earlier life: the second receive, one before the first, one not posted.
         for (ahead, status, given_back) in [
             (1u16, 0x101, 0),
             (u16::MAX, 0x101, 0),
@@ -221,8 +221,8 @@ fn reset_empties_the_queues_and_drain_drops_what_the_device_left() {
     assert_eq!(queues.poll().1.status, 0);
 }
 
-/// A shared queue that goes on after RESET does not take slots of its last life for those of this one: the inner block of a WQE of
-/// this life has one, and a CQE that names it is of no request.
+/// After RESET a shared queue does not take slots of its last life for this one's: the inner block of a WQE
+/// of this life has one, and a CQE that names it is of no request.
 #[test]
 fn a_shared_queue_after_reset_forgets_the_slots_of_its_last_life() {
     let (blocks, wide) = (64, [entry(64); 6]);

@@ -82,7 +82,7 @@ fn a_full_queue_says_so_and_never_laps_the_device() {
     assert!(queues.ring == full);
     queues.ring_doorbell();
     assert_eq!(queues.send_record(), 8);
-    // The completion of the WQE at block 2 gives back three blocks: its own and those of the two unsignalled before.
+    // The completion of the WQE at block 2 retires three blocks: its own and the two unsignalled before.
     queues.complete_send(2);
     let (taken, completion) = queues.poll();
     assert_eq!((taken, completion.status, completion.wr_id, queues.sq.consumer), (1, 0, 7, 3));
@@ -131,7 +131,7 @@ fn wqes_continue_at_block_zero_when_the_ring_ends() {
     }
 }
 
-/// One by one and as a batch: the same blocks, the same remembered requests, the same doorbell. At the end of the ring, and
+/// Singly and as a batch: the same blocks, remembered requests and doorbell. At the end of the ring, and
 /// where an address or a wr_id crosses a multiple of 2^32, the batch takes its slower way.
 #[test]
 fn a_batch_of_writes_leaves_the_bytes_of_single_ones() {
@@ -182,8 +182,8 @@ fn a_batch_of_writes_leaves_the_bytes_of_single_ones() {
     }
 }
 
-/// Of a row only the last request has a slot: what the others' hold is of an earlier lap, or of an earlier life of the queue,
-/// and is not taken for theirs. A CQE that names the middle of nothing is stale.
+/// In a row only the last request has a slot: the others' hold what an earlier lap or life of the queue left,
+/// which is not taken for theirs. A CQE that names the middle of nothing is stale.
 #[test]
 fn requests_inside_a_row_are_told_from_those_that_had_their_slots_before() {
     let entry = db_sge { addr: 0x1000, length: 64, lkey: 5 };

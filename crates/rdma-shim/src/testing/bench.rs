@@ -27,7 +27,7 @@ pub struct Bench {
 static TURN: Mutex<()> = Mutex::new(());
 
 impl Bench {
-    /// The host twin, whose stores become visible in an order of this seed. Error: the build that made `kernels` found no compiler.
+    /// The host twin; `seed` orders its stores' visibility. Error: `kernels` were built without a compiler.
     pub fn twin(kernels: &Kernels, context: &Context, seed: u64) -> Result<Bench, String> {
         if let Err(error @ TwinError::NoCompiler { .. }) = kernels.find("any") {
             return Err(error.to_string());

@@ -1,4 +1,4 @@
-//! What tests of kernels share: a device and its way to itself, a machine under test, and the compiler for all architectures.
+//! What kernel tests share: a device and its loop to itself, a machine under test, a compiler for all GPUs.
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used, reason = "a helper of tests")]
 
@@ -11,8 +11,8 @@ pub use ends::{DEADLINE, connect, connect_with, device, memory, softnic, wait_fo
 use gpu::cache::Cache;
 use gpu::{Arch, Form, ImageBuilder, Toolkit, Unit};
 
-/// Compiles and links each source for three architectures. Panics unless each kernel is in its image, and nothing is missing
-/// there but what the driver supplies.
+/// Compiles and links each source for three architectures. Panics unless each kernel is in its image, which
+/// lacks nothing but what the driver supplies.
 pub fn compile_everywhere(toolkit: Toolkit, units: &[Unit]) {
     let builder = ImageBuilder::new(toolkit, Cache::off());
     for arch in [80, 90, 100].map(Arch::sm) {
@@ -46,7 +46,7 @@ fn without_twin(text: &str) -> String {
     parts.fold(first, |text, part| text + &rest(part))
 }
 
-/// Two tests of one function that takes a [`Bench`]: of the host twin, which needs the table `KERNELS`, and of a GPU.
+/// Two tests of a function that takes a [`Bench`]: on the host twin (needs a `KERNELS` table), and on a GPU.
 #[macro_export]
 macro_rules! on_both {
     ($twin:ident, $gpu:ident, $test:ident) => {

@@ -1,8 +1,8 @@
 //! Planted defects in ringing: what hangs on a card must not pass under the software NIC.
 //!
-//! Each test rings by hand, wrong in one way, and expects that nothing completes and that the device names the queue pair
-//! in an asynchronous event. The wrong routines live here, not in the header. On a card the outcome is not defined, so
-//! these tests ask for the software NIC (`SOFTNIC_FABRIC` is set by `softnic run`).
+//! Each test rings by hand, wrong in one way, and expects that nothing completes and that the device names
+//! the queue pair in an asynchronous event. The wrong routines live here, not in the header. A card's outcome
+//! is undefined, so these tests ask for the software NIC (`softnic run` sets `SOFTNIC_FABRIC`).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -17,8 +17,8 @@ use verbs::{
 
 use rdma_shim::testing::{connect, memory, softnic, wait_for};
 
-/// Longest wait for the event of a wrong ring. The NIC gives it after a hundred looks that take a second at least
-/// (`PATIENCE_NS` of `mlx5-device`), and longer where its thread lacks a core.
+/// Longest wait for the event of a wrong ring. The NIC sends it after a hundred looks that take at least a
+/// second (`PATIENCE_NS` of `mlx5-device`), and later if its thread lacks a core.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A queue that this test rings itself.

@@ -1,5 +1,5 @@
-//! Every kernel of the tests through NVIDIA's compiler and linker, for three architectures; and in the assembly of a doorbell, the
-//! order of fences and stores. Needs a toolkit, no GPU.
+//! All test kernels through NVIDIA's compiler and linker, for three architectures; and the order of fences
+//! and stores in the assembly of a doorbell. Needs a toolkit, no GPU.
 
 use std::fs;
 use std::path::Path;

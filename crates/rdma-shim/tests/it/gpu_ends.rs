@@ -1,5 +1,5 @@
-//! What a GPU lacks or loses under kernels of ours: each is an error in bounded time that says what, and the process goes on, or
-//! says that the context is lost. What needs no GPU is tried on the host twin as well.
+//! What a GPU lacks or loses under our kernels: an error in bounded time that says what. The process goes on,
+//! or says that the context is lost. What needs no GPU is tried on the host twin as well.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -24,8 +24,8 @@ static ENDLESS: Source =
 /// In which whatever fails has failed.
 const SOON: Duration = Duration::from_secs(15);
 
-/// More memory than any machine has: of the host more than there are addresses, since a system that gives addresses for
-/// which it has no memory would have it registered page by page; of a GPU what its driver takes for a length.
+/// More memory than any machine has. Host: more than there are addresses, since a system that overcommits
+/// would have it registered page by page. GPU: what its driver takes for a length.
 fn far_too_many(place: Place) -> usize {
     if place == Place::Gpu { 1 << 46 } else { 1 << 50 }
 }
@@ -74,8 +74,8 @@ fn gpu_goes_on_without_memory() {
     goes_on_without_memory(&machine, &context.alloc_pd().unwrap(), &[Place::Gpu, Place::Host]);
 }
 
-/// A page that nobody may write stands for a card's page that the driver does not give: both refusals are said, and what can be
-/// done.
+/// A write-protected page stands for a card's page that the driver does not give: both refusals are reported,
+/// with what can be done.
 #[test]
 fn gpu_refuses_a_doorbell_page_with_the_reasons_and_a_way_out() {
     let context = need!(device(), nic, "an mlx5 device");
@@ -107,8 +107,8 @@ fn gpu_refuses_a_doorbell_page_with_the_reasons_and_a_way_out() {
     goes_on_without_memory(&machine, &context.alloc_pd().unwrap(), &[]);
 }
 
-/// Another kernel of the process stores to an address that is none while a kernel runs. That kernel ends with this reason, and every
-/// later call to the GPU says the same.
+/// While a kernel runs, another kernel of the process stores to an invalid address. The first ends with this
+/// reason, and every later call to the GPU says the same.
 #[test]
 fn gpu_destructive_illegal_address_ends_a_kernel_and_says_that_the_context_is_lost() {
     let machine = need!(gpu_machine(), gpu, "one CUDA device");

@@ -1,5 +1,5 @@
-//! A GPU leaves the bytes in ring, record and register that the host's shim leaves there for the same requests (INV-5): every
-//! operation, inline or not, of any number of pieces, by a thread and by a warp, and receives. No NIC takes part.
+//! For the same requests a GPU leaves the bytes of the host's shim in ring, record and register (INV-5):
+//! every operation, inline or not, any number of pieces, by a thread and by a warp, and receives. No NIC.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ const INLINE: u32 = 8;
 const READ: u32 = 4;
 const ATOMIC: u32 = 5;
 
-/// Where each part lies in an arena: structs, results, records, registers, rings, what the queue remembers, and what requests point to.
+/// Where an arena's parts lie: structs, results, records, registers, rings, slots, what requests point to.
 const SQ: usize = 0;
 const RQ: usize = 128;
 const RESULT: usize = 192;
@@ -45,7 +45,7 @@ const BYTES: usize = PAYLOAD + 4096;
 /// What is compared: record to wr_ids.
 const COMPARED: std::ops::Range<usize> = RECORD..REQUESTS;
 
-/// One of two equal queues: its structs and everything that they name, in one piece of memory that a GPU sees at the same address.
+/// One of two equal queues: its structs and all they name, in one memory that host and GPU address alike.
 struct Arena(PinnedMemory);
 
 impl Arena {

@@ -72,7 +72,7 @@ fn each_operation_moves_what_it_says() {
     let landing = [pair.memory[1].sge(4096..4200).unwrap()];
     pair.memory[1].word64(8192).store(40, std::sync::atomic::Ordering::Relaxed);
 
-    // Operation, payload, its completion, where the peer sees which bytes, what the peer's completion carries.
+    // Operation, payload, its completion, where the peer sees which bytes, what the peer's CQE carries.
     let (write, receive) = (WcOpcode::Write, Some(WcOpcode::Receive));
     let there = |at| pair.memory[1].remote(at).unwrap();
     for (operation, payload, opcode, at, bytes, received, immediate) in [
@@ -250,7 +250,7 @@ fn completions_that_nobody_took_are_dropped_by_reset() {
         request.flags = SendFlags::NONE;
         pair.post(&request);
     }
-    // The last one is signalled as well and its data is there; give its CQE, written after the data, a moment.
+    // The last one is signalled too and its data is there; give its CQE, written after the data, a moment.
     wait_for("data", || {
         (pair.memory[1].word64(0).load(std::sync::atomic::Ordering::Acquire) == 1).then_some(())
     });

@@ -1,12 +1,11 @@
-//! libmlx5, the shim and its host twin leave the same bytes for the same requests: ring, record and register (INV-5).
+//! For the same requests libmlx5, the shim and its twin leave equal bytes: ring, record, register (INV-5).
 //!
-//! libmlx5 posts to a real queue pair, which the device executes. The shim posts the same request objects to plain memory
-//! that stands for the same queue: same length, same QPN, the same bytes at the start. So nothing has to be masked. A kernel of
-//! the twin posts them to memory of its own.
-//! The register is the hard part: the device may take what is written there (the software NIC swaps it for zero), and
-//! libmlx5 tells nobody which half it uses. Hence its UAR page is moved elsewhere in this process' address space and
-//! a plain page is put in its place: libmlx5 stores into memory that only this test reads, and the test hands each
-//! doorbell on to the moved page, so that the device goes on executing. No state of the queue pair has to be frozen.
+//! libmlx5 posts to a real queue pair, which the device executes. The shim posts the same request objects to
+//! plain memory that stands for the same queue: same length, same QPN, same bytes at the start. So nothing is
+//! masked. A twin kernel posts them to its own memory. The register is hard: the device may change it (the
+//! software NIC swaps in zero), and libmlx5 does not tell which half it uses. Hence its UAR page is moved
+//! elsewhere in this process, and a plain page takes its place, which only this test reads. The test hands
+//! each doorbell on to the moved page, so the device goes on executing. No queue pair state has to be frozen.
 
 use crate::KERNELS;
 use host_twin::{Arguments, Launch, Visibility, run};
@@ -59,16 +58,16 @@ impl MovedUar {
             unsafe { libc::mmap(std::ptr::null_mut(), PAGE_BYTES, libc::PROT_NONE, anonymous, -1, 0) };
         assert_ne!(place, libc::MAP_FAILED);
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // A second mapping of the page where the system gives one: moving it leaves a hole for a moment, into which another
-        // test's thread may map. A card's page may refuse that.
-        // SAFETY: the reserved page is replaced; libmlx5 posts nothing until the next call put another page in place of its own.
+        // A second mapping of the page if the system gives one: moving it leaves a hole for a moment, into
+        // which another test's thread may map. A card's page may refuse that.
+        // SAFETY: replaces the reserved page; libmlx5 posts nothing until the next call has replaced its own.
         let mut real = unsafe { libc::mremap(page.cast(), 0, PAGE_BYTES, flags, place) };
         if real == libc::MAP_FAILED {
             // SAFETY: as above.
             real = unsafe { libc::mremap(page.cast(), PAGE_BYTES, PAGE_BYTES, flags, place) };
         }
         assert_eq!(real, place, "{}", std::io::Error::last_os_error());
-        // SAFETY: libmlx5's own page, which has its second mapping, or the range that was vacated this moment.
+        // SAFETY: libmlx5's own page, which has its second mapping, or the range just vacated.
         let plain =
             unsafe { libc::mmap(page.cast(), PAGE_BYTES, protection, anonymous | libc::MAP_FIXED, -1, 0) };
         assert_eq!(plain, page.cast());
@@ -183,7 +182,7 @@ impl Mirror {
         if self.sq.doorbell == BLUEFLAME {
             assert_eq!(register, self.register, "register; {what}");
         } else {
-            // The same 8 bytes; libmlx5 alternates between the halves, the shim's plain doorbell stays in the first.
+            // The same 8 bytes: libmlx5 alternates halves, the shim's plain doorbell stays in the first.
             let (first, second) = register.split_at(REGISTER_WORDS / 2);
             let rung = if first[0] != 0 { first } else { second };
             assert_eq!(rung, &self.register[..REGISTER_WORDS / 2], "register; {what}");
@@ -221,7 +220,7 @@ fn post_by_twin<Q, R>((kernel, lanes): (&str, u32), queue: *mut Q, list: *const 
         .pointer(&raw mut bad);
     let visibility = Visibility::Weak { seed };
     let launch = Launch { visibility, deadline: DEADLINE, ..Launch::new(1, lanes) };
-    // SAFETY: the kernels of `post.cu` take these; callers pass a queue in plain memory and a list of its kind.
+    // SAFETY: kernels of `post.cu` take these; callers pass a queue in plain memory and a list of its kind.
     unsafe { run(KERNELS.find(kernel).unwrap(), &launch, arguments) }.unwrap();
     assert_eq!(error, 0, "{kernel}");
 }
@@ -237,8 +236,8 @@ fn operations(kind: QpType) -> &'static [u64] {
     if kind == QpType::Rc { &[0, 1, 2, 3, 4, 5, 6] } else { &[0, 1, 2, 3] }
 }
 
-/// Pieces for an operation, of every count that the queue takes, empty ones included; inline ones have `inline_bytes`
-/// together, where there are any.
+/// Pieces for an operation, of every count that the queue takes, empty ones included; inline ones have
+/// `inline_bytes` together, if any.
 fn pieces(seeded: &mut Seeded, operation: u64, local: &Mr<Pages>, inline_bytes: u64) -> Pieces {
     if operation >= 5 {
         return Pieces { sges: vec![local.sge(64..72).unwrap()], inline: None };
@@ -380,7 +379,7 @@ impl Stage {
         }
     }
 
-    /// A list of a few operations, whatever the seed gives. Inline sizes come in turn, for each operation by itself.
+    /// A list of a few operations, as the seed says. Inline sizes come in turn, for each operation by itself.
     fn random_list(&mut self, kind: QpType) -> Vec<(u64, Pieces)> {
         let choices = operations(kind);
         let mut list = Vec::new();
@@ -507,13 +506,13 @@ fn parity_of_libmlx5_and_the_shim_on_uc() {
     compare_until_indices_wrap(&context, QpType::Uc);
 }
 
-/// Each kernel is a launch: as many blocks as take every operation, payload and end of the ring dozens of times.
+/// Each kernel is a launch: enough blocks for every operation, payload and end of the ring dozens of times.
 #[test]
 fn parity_of_libmlx5_the_shim_and_the_twin() {
     need!(KERNELS.find("post_list"), cc, "a C++ compiler");
     let blueflame = std::env::var_os("MLX5_SHUT_UP_BF").is_none_or(|value| value == "0");
     for kind in [QpType::Rc, QpType::Uc] {
-        // A context each: libmlx5 gives a register that was freed to the next queue, and the first one's was moved away.
+        // A context each: libmlx5 reuses freed registers for the next queue, and the first one's was moved.
         let context = need!(device(), nic, "an mlx5 device");
         let mut stage = Stage::new(&context, kind, blueflame, true);
         while stage.blocks < 3_000 {
@@ -523,7 +522,7 @@ fn parity_of_libmlx5_the_shim_and_the_twin() {
     }
 }
 
-/// libmlx5 reads `MLX5_SHUT_UP_BF` when the device is opened: this test runs the one above again, in a process of its own.
+/// libmlx5 reads `MLX5_SHUT_UP_BF` on opening the device: reruns the test on RC in a process of its own.
 #[test]
 fn parity_with_8_byte_doorbells_only() {
     need!(device(), nic, "an mlx5 device");

@@ -1,5 +1,5 @@
-//! The host twin itself: what lanes learn from one another, what a missing barrier or release does, and what is said of
-//! kernels that do not end. Needs no NIC.
+//! The host twin itself: what lanes learn from one another, what a missing barrier or release does, and what
+//! is said of kernels that do not end. Needs no NIC.
 
 use std::time::{Duration, Instant};
 
@@ -91,7 +91,7 @@ fn twin_shows_a_missing_syncwarp() {
     }
 }
 
-/// Hand-overs between two blocks whose words were not what was stored before the flag, and what the launch did.
+/// Hand-overs between two blocks with other words than stored before the flag, and what the launch did.
 fn bad_hand_overs(kernel: &str, seed: u64) -> (u32, LaunchReport) {
     const ROUNDS: u32 = 10;
     let mut channels = vec![[0_u64; 8]; THREADS as usize];

@@ -1,4 +1,4 @@
-//! What is taken away from under a kernel of the host twin ends it, in bounded time, with an error that names queue and request.
+//! A twin kernel that loses a resource ends in bounded time, with an error that names queue and request.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -34,8 +34,8 @@ struct End {
     is_send: u32,
 }
 
-/// Runs `post_endlessly`, takes something away once some requests have completed, and checks how it ends: its code, and the status
-/// of the completion. `patience` is each wait's.
+/// Runs `post_endlessly`, takes something away once some requests have completed, and checks how it ends: its
+/// code, and the completion's status. `patience` is each wait's.
 fn take_away(
     context: &Context,
     patience: Duration,

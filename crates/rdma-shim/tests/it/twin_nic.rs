@@ -1,5 +1,5 @@
-//! Kernels of the host twin post to a NIC: what they WRITE arrives, by the queues and regions of unmodified libibverbs and
-//! libmlx5; and with a fence or a barrier taken out of the shim it does not.
+//! Kernels of the host twin post to a NIC: what they WRITE arrives, by queues and regions of unmodified
+//! libibverbs and libmlx5; with a fence or a barrier taken out of the shim it does not.
 
 use std::time::{Duration, Instant};
 
@@ -74,8 +74,8 @@ fn twin_lanes_share_a_queue_under_every_seed() {
     }
 }
 
-/// Without the release between a WQE and the mark that says that it is filled, the ringer has nothing of it to publish;
-/// without the meeting of a warp, the lane that rings has nothing of the other lanes'.
+/// Without the release between a WQE and its mark, the ringer has nothing of the WQE to publish; without the
+/// meeting of a warp, the lane that rings has nothing of the other lanes'.
 #[test]
 fn twin_shows_what_is_missing_on_a_shared_queue() {
     need!(compiler(), cc, "a C++ compiler");
@@ -89,7 +89,7 @@ fn twin_shows_what_is_missing_on_a_shared_queue() {
             let mut shared = Shared::of(&queue, 15);
             let launch = Launch { blocks: blocks.into(), ..launch(threads, seed) };
             let status = shared.post(kernel, &launch, target(&queue, DEADLINE / 4));
-            // Every later poster hears of an error CQE. A poster whose wait times out says the same, but later.
+            // An error CQE reaches every later poster. One whose wait times out says the same, but later.
             let words = if status.error == 0 { queue.wrong_words_at_rest(SHARED_MESSAGES) } else { 0 };
             (shared.failed != 0 || words > 0) && begin.elapsed() < DEADLINE / 4
         });
@@ -113,8 +113,8 @@ const NAMED: Duration = Duration::from_secs(5);
 const TIMED_OUT: u32 = 110;
 const ERROR_CQE: u32 = 0x10000;
 
-/// On a card the outcome is not defined, so this asks for the software NIC, which executes whatever lies in the ring when
-/// the doorbell comes. Rows: kernel with a defect, lanes, order.
+/// A card's outcome is undefined, so this asks for the software NIC, which executes whatever lies in the ring
+/// when the doorbell comes. Rows: kernel with a defect, lanes, order.
 #[test]
 fn twin_shows_what_is_missing_between_a_wqe_and_its_doorbell() {
     need!(compiler(), cc, "a C++ compiler");
@@ -135,9 +135,9 @@ fn twin_shows_what_is_missing_between_a_wqe_and_its_doorbell() {
     }
 }
 
-/// The early order leaves record and register unordered, and relies on a device that is content with the index in the
-/// register. The software NIC is not, as long as no card was seen to be: it names the queue. Nothing worse happens: what
-/// completes has arrived.
+/// The early order leaves record and register unordered, and relies on a device that is content with the
+/// register's index. The software NIC is not, until a card is seen to be: it names the queue. Nothing worse
+/// happens: what completes has arrived.
 #[test]
 fn twin_shows_what_the_early_order_relies_on() {
     need!(compiler(), cc, "a C++ compiler");

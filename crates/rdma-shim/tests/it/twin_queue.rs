@@ -156,8 +156,8 @@ impl Queue {
         }
     }
 
-    /// Runs a kernel that posts `messages` WRITEs: what it says, and how many words of the target are not what was to
-    /// arrive there, of those whose completion was seen.
+    /// Runs a kernel that posts `messages` WRITEs: what it says, and how many words of the target are wrong
+    /// among those whose completion was seen.
     pub fn post(
         &mut self,
         kernel: Kernel,

@@ -1,5 +1,5 @@
-//! What the paper's own release does wrong when it posts and polls, put back into our kernels: each goes wrong on the host
-//! twin, beside the kernel without it, which does not. Numbers are those of the list that the tests are named by.
+//! Posting and polling errors of the paper's release, put back into our kernels: on the host twin each goes
+//! wrong, the kernel without it does not. Numbers are those of the list that the tests are named by.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn flood(queue: &Queue, messages: u32, per_ring: u32, signal_every: u32, patienc
     Target { window: 512, per_ring, signal_every, ..queue.target(messages, patience) }
 }
 
-/// P1: both doorbell stores are releases of gpu scope, though ring, record and register are looked at by a device.
+/// P1: both doorbell stores release at gpu scope, though a device looks at ring, record and register.
 #[test]
 fn release_p1_a_release_among_the_gpus_threads_does_not_reach_the_nic() {
     need!(compiler(), cc, "a C++ compiler");
@@ -93,7 +93,7 @@ fn release_p4_a_poster_that_does_not_look_for_room_laps_the_nic() {
     let mut queue = Queue::new(&context, STRICT);
     let target = flood(&queue, MESSAGES, MESSAGES, 16, PATIENCE);
     let (status, wrong) = queue.post_with(PLANTED.find("flood+no-space-check").unwrap(), &fast(), target);
-    // The software NIC does not execute a record that is further ahead than the ring is long; a card executes what it finds.
+    // The software NIC refuses a record that is ahead by more than the ring; a card executes what it finds.
     assert!(status.error != 0 || wrong > 0, "{status:?}");
 }
 
@@ -121,7 +121,7 @@ fn release_p5_kernels_ring_both_ways() {
             queue.sq.doorbell = doorbell;
             let second = std::ptr::with_exposed_provenance_mut::<u64>(queue.sq.reg as usize + 8);
             // The page may have been another queue's.
-            // SAFETY: the register's first half holds a WQE of 64 bytes, and the queue pair keeps its page mapped.
+            // SAFETY: the register's first half holds a 64-byte WQE; the queue pair keeps its page mapped.
             unsafe { second.write_volatile(0) };
             let target = queue.target(1, DEADLINE / 2);
             assert_eq!(queue.post_with(kernel, &fast(), target), (Status::all(1), 0));
@@ -208,7 +208,7 @@ fn release_p9_queues_of_every_size_work_and_a_size_that_is_assumed_does_not() {
     assert!(status.error != 0 && status.done <= 64, "{status:?}");
 }
 
-/// P10: memory that is handed out without regard to alignment. Ours stores segments as a whole, and refuses a queue where it cannot.
+/// P10: memory without regard to alignment. Ours stores whole segments, and refuses a queue where it cannot.
 #[test]
 fn release_p10_a_queue_that_is_not_aligned_is_refused() {
     need!(compiler(), cc, "a C++ compiler");
@@ -234,7 +234,7 @@ fn release_p10_a_queue_that_is_not_aligned_is_refused() {
     }
 }
 
-/// Offsets and numbers of two digits, typed from `mlx5dv.h`: `mlx5_cqe64`, `mlx5_err_cqe`, the opcodes and syndromes.
+/// Two-digit offsets and numbers typed from `mlx5dv.h`: `mlx5_cqe64`, `mlx5_err_cqe`, opcodes, syndromes.
 const MLX5DV: [(&str, u32); 22] = [
     ("DB_BLOCK_BYTES", 64),
     ("DB_SEGMENT_BYTES", 16),

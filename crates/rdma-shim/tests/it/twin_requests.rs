@@ -1,5 +1,5 @@
-//! Requests of every kind from kernels of the host twin, and messages of every kind to them; posts by a whole block; and what a
-//! collective call refuses.
+//! Requests of every kind from kernels of the host twin, and messages of every kind to them; posts by a whole
+//! block; and what a collective call refuses.
 
 use crate::{KERNELS, PLANTED};
 use host_twin::{Arguments, run, start};
@@ -106,7 +106,7 @@ fn twin_kernels_carry_out_every_kind_of_request() {
     }
 }
 
-/// libmlx5 sends before the kernel has posted a receive: nothing arrives until then, and then everything does, each with what it is.
+/// libmlx5 sends before the kernel has posted a receive: nothing arrives until then, then each as what it is.
 #[test]
 fn twin_kernels_receive_every_kind_of_message_once_they_have_posted() {
     need!(compiler(), cc, "a C++ compiler");
@@ -166,8 +166,8 @@ fn twin_kernels_receive_every_kind_of_message_once_they_have_posted() {
     }
 }
 
-/// The sixth request of a row goes beyond the region: its error CQE, and the flushes behind it, name requests that have no slot of
-/// their own.
+/// The sixth request of a row goes beyond the region: its error CQE, and the flushes behind it, name requests
+/// without a slot of their own.
 #[test]
 fn twin_kernels_hear_which_request_of_a_row_failed() {
     need!(compiler(), cc, "a C++ compiler");

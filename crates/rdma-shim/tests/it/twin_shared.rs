@@ -60,8 +60,8 @@ fn a_shared_queue_refuses_numbers_with_which_it_would_hang() {
     assert_eq!(shared.init(), 0, "64 blocks are enough with a mask of 31");
 }
 
-/// What is refused above does hang: 33 unsignalled WQEs fill a ring of 64 so far that the warp, whose own WQEs would be signalled, has
-/// no room, and nothing gives any back. It ends at its deadline, and the failure names the queue and the request.
+/// What is refused above does hang: 33 unsignalled WQEs in a ring of 64 leave no room for the warp, whose own
+/// would be signalled; nothing retires any. At its deadline, the failure names queue and request.
 #[test]
 fn a_shared_ring_that_may_be_all_unsignalled_hangs_until_the_deadline() {
     need!(compiler(), cc, "a C++ compiler");
@@ -85,8 +85,8 @@ fn a_shared_ring_that_may_be_all_unsignalled_hangs_until_the_deadline() {
     assert_eq!((shared.failed, shared.failure), (1, hole));
 }
 
-/// An error CQE is everybody's: the first one is kept with its request, the flushes behind it do not overwrite it, and the next
-/// post is refused though the ring is empty.
+/// An error CQE concerns all posters: the first is kept with its request, the flushes behind it do not
+/// overwrite it, and the next post is refused though the ring is empty.
 #[test]
 fn a_shared_queue_that_failed_refuses_posts_and_says_whose_request_it_was() {
     need!(compiler(), cc, "a C++ compiler");
@@ -122,7 +122,7 @@ fn go_astray(queue: &Queue, astray: u32, seed: u64) -> (Shared, Status, db_failu
     (shared, status, failure)
 }
 
-/// A caller whose time is up where there is room posts, and rings if it is elected: the queue is none the worse.
+/// A caller past its deadline posts if there is room, and rings if elected: the queue is none the worse.
 #[test]
 fn a_deadline_that_has_passed_does_not_fail_a_shared_queue_with_room() {
     need!(compiler(), cc, "a C++ compiler");
@@ -138,8 +138,8 @@ fn a_deadline_that_has_passed_does_not_fail_a_shared_queue_with_room() {
     }
 }
 
-/// The host takes a queue that failed to RESET, empties it and connects it again, while a kernel goes on posting on another
-/// one; then the first one works, from its first block on.
+/// The host takes a failed queue to RESET, empties and reconnects it, while a kernel goes on posting on
+/// another one; then the first works, from its first block on.
 #[test]
 fn the_host_brings_a_shared_queue_back_while_another_goes_on() {
     need!(compiler(), cc, "a C++ compiler");

@@ -1,5 +1,5 @@
-//! The words of a queue that many share, in memory that no device looks at: where they wrap, and what a ringer makes of what others have
-//! left in them. What races elsewhere stands still here, so that each way through the election is taken on purpose.
+//! A shared queue's words, in memory that no device reads: where they wrap, and what a ringer makes of what
+//! others left. What races elsewhere stands still here: each way through the election is taken on purpose.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -138,8 +138,8 @@ impl Words {
     }
 }
 
-/// A queue lives as long as it likes: `published` has the low half of a block's number, and nothing is left unrung where that, or
-/// what it once had room for, begins again.
+/// A queue has no age limit: `published` has the low half of a block's number, and nothing is left unrung
+/// where that, or what it once had room for, wraps.
 #[test]
 fn twin_posts_on_a_shared_queue_go_on_where_words_wrap() {
     need!(compiler(), cc, "a C++ compiler");
@@ -158,8 +158,8 @@ fn twin_posts_on_a_shared_queue_go_on_where_words_wrap() {
     assert_eq!(looped, 15);
 }
 
-/// More threads than an H200 holds have taken blocks and wait behind a ringer that was stopped: each has added one to the low bits of
-/// `published`, and none of that becomes a block.
+/// More threads than an H200 holds have taken blocks and wait behind a stopped ringer: each has added one to
+/// the low bits of `published`, and none of that becomes a block.
 #[test]
 fn twin_a_crowd_that_waits_is_not_counted_as_blocks() {
     need!(compiler(), cc, "a C++ compiler");
@@ -173,8 +173,8 @@ fn twin_a_crowd_that_waits_is_not_counted_as_blocks() {
     assert_eq!((words.shared.rung, words.record[0]), (0, 0));
 }
 
-/// Everything reserved is published, and a mark of it is still on its way: nobody is bound to come, so the ringer takes the role back
-/// and waits for it. Near the wraps as well.
+/// All reserved is published, and one mark of it is in flight: no poster is to come, so the ringer retakes
+/// the role and waits for the mark. Near the wraps as well.
 #[test]
 fn twin_a_ringer_takes_the_role_back_for_a_mark_that_is_on_its_way() {
     need!(compiler(), cc, "a C++ compiler");
@@ -207,14 +207,14 @@ fn twin_a_mark_that_never_comes_fails_a_shared_queue() {
     assert_eq!(words.shared.rung, 0);
 }
 
-/// A ringer that waits for a mark and was stopped for longer than its patience, be it between its look at the marks and that at the clock, looks
-/// at the marks once more: what has come meanwhile fails nobody.
+/// A ringer that waits for a mark and was stopped for longer than its patience, even between its looks at
+/// marks and clock, looks at the marks once more: what has come meanwhile fails no queue.
 #[test]
 fn twin_a_mark_that_came_while_the_ringer_was_stopped_is_seen() {
     need!(compiler(), cc, "a C++ compiler");
     let mut words = Words::at(0);
     words.others(1, 1);
-    // Looks at the clock: for the poster's deadline; for the mark's, behind the first look in vain; and whether that is over.
+    // Looks at the clock: the poster's deadline; the mark's, after the first vain look; whether it is over.
     GATE.let_go(2);
     let kernel = PLANTED.find("post_shared+gated-clock").unwrap();
     let running = words.start_as(kernel, 1, 1, 1, 1, DEADLINE / 2);
@@ -227,7 +227,7 @@ fn twin_a_mark_that_came_while_the_ringer_was_stopped_is_seen() {
     assert_eq!((words.shared.rung, words.shared.published), (2, 2 << DB_PUBLISHED_SHIFT));
 }
 
-/// Blocks that are reserved and not published have a poster to come: the ringer leaves, and neither waits for them nor rings.
+/// Blocks reserved but unpublished have a poster to come: the ringer leaves, neither waiting nor ringing.
 #[test]
 fn twin_a_ringer_leaves_where_a_poster_is_to_come() {
     need!(compiler(), cc, "a C++ compiler");
@@ -235,7 +235,7 @@ fn twin_a_ringer_leaves_where_a_poster_is_to_come() {
         let mut words = Words::at(begin);
         words.others(1, 0);
         words.run(1, 1, 1, 1);
-        // It has the role, and was not the last to ring: it is not alone, for a block in front of its own is not there yet.
+        // It has the role, but did not ring last: it is not alone, as a block before its own is missing.
         assert_eq!((words.shared.rung, words.record[0]), (begin, 0), "{begin:#x}");
         assert_eq!(words.shared.published, (begin + 1) << DB_PUBLISHED_SHIFT, "{begin:#x}");
         // The other comes and rings for both.
@@ -247,8 +247,8 @@ fn twin_a_ringer_leaves_where_a_poster_is_to_come() {
     }
 }
 
-/// A ring full of blocks that no poster rang for. The poster that became the ringer with its blocks rings, and gives the role up while it
-/// waits for room. It rings as well for what others publish later that saw the role taken.
+/// A ring full of blocks that no poster rang for. The poster that became the ringer with its blocks rings,
+/// and yields the role while it waits for room. It also rings for later posters that saw the role taken.
 #[test]
 fn twin_who_waits_for_room_rings_for_the_others() {
     need!(compiler(), cc, "a C++ compiler");

@@ -1,5 +1,5 @@
-//! What a kernel waits for ends, and how it ended is a value: a completion, an error CQE with its request, a deadline, a word
-//! that the host set.
+//! What a kernel waits for ends, and how it ended is a value: a completion, an error CQE with its request, a
+//! deadline, a word that the host set.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -91,7 +91,7 @@ fn twin_kernels_hear_of_an_error_cqe_with_its_request() {
     assert_eq!(status, Status { error: ERROR_CQE + REMOTE_ACCESS, ..Status::default() });
 }
 
-/// The host moves the queue pair to ERROR while a kernel waits on it: the kernel is told, by the flush of its request.
+/// The host moves the queue pair to ERROR while a kernel waits on it: the flush of its request tells it.
 #[test]
 fn twin_kernels_end_when_the_host_takes_their_queue_away() {
     need!(compiler(), cc, "a C++ compiler");
@@ -150,8 +150,8 @@ fn twin_kernels_receive_what_was_sent_under_every_seed() {
     }
 }
 
-/// One look at a CQ in its second lap: three CQEs of this lap, and behind them those of the first. What it says, and the blocks
-/// that are given back.
+/// One look at a CQ in its second lap: three CQEs of this lap, then those of the first. What it says, and the
+/// blocks that are retired.
 fn look(kernel: host_twin::Kernel) -> (Waited, u64) {
     const ENTRIES: u64 = 32;
     const QPN: u32 = 0x12_3456;

@@ -1,7 +1,7 @@
 /*! RDMA WRITEs by a whole thread block on a queue of its own: what post.h says.
  *
- * Launch: one block, of as many threads as divide `messages` and `window`. A WQE a thread, one doorbell for all, the last thread's signalled;
- * the first thread polls. `sq` and `cq` lie in host memory and are kept up to date.
+ * Launch: one block, its thread count divides `messages` and `window`. A WQE a thread, one doorbell for all,
+ * the last thread's signalled; the first thread polls. `sq` and `cq` lie in host memory, kept up to date.
  */
 #include "post.h"
 
@@ -31,7 +31,7 @@ extern "C" __global__ void post_block(struct db_sq *sq, struct db_cq *cq, struct
     *cq = completions;
 }
 
-/* Launch: one block, whose thread `odd` posts nothing but its flags or its length; `result`: what each thread was told. */
+/* Launch: one block; thread `odd` posts with its own flags or length. `result`: what each thread was told. */
 extern "C" __global__ void post_block_oddly(struct db_sq *sq, db_u32 odd, db_u32 length, db_u32 send_flags, db_u32 *result) {
     struct db_sq queue = *sq;
     struct db_sge piece = {64, 8, 1};

@@ -1,9 +1,8 @@
-/*! Words from one block to another under a flag: each thread of block 0 to the same thread of block 1, and back.
+/*! Words from one block to another under a flag: thread by thread from block 0 to block 1, and back.
  *
- * Launch: two blocks. `channels`: one for each thread of a block, all 0, global memory. `bad`: how many hand-overs carried
- * something else than what was stored before the flag. Waits for the other block, until `deadline_ns` are over: then `late`
- * counts the thread.
- */
+ * Launch: two blocks. `channels`: one for each thread of a block, all 0, global memory. `bad`: how many
+ * hand-overs carried something else than was stored before the flag. Waits for the other block, until
+ * `deadline_ns` are over: then `late` counts the thread. */
 #include "doorbell_gpu.h"
 
 struct db_channel {

@@ -23,7 +23,7 @@ extern "C" __global__ void foreign_mask(db_u32 *word) {
     *word = 1;
 }
 
-/* Launch: any. Waits for a flag that nobody sets, by the twin's calls; the other threads wait for the first. */
+/* Launch: any. Waits by the twin's calls for a flag that is never set; other threads wait for the first. */
 extern "C" __global__ void endless_poll(db_u32 *word) {
     if (threadIdx.x == 0)
         while (!db_load_acquire_sys32((db_u64)word)) {

@@ -2,7 +2,7 @@
  */
 #include "post.h"
 
-/* Launch: any; the first thread posts. `sq` and `cq` are the queue's own, in host memory, and kept up to date. */
+/* Launch: any; the first thread posts. `sq` and `cq` are the queue's own, in host memory, kept up to date. */
 extern "C" __global__ void post_thread(struct db_sq *sq, struct db_cq *cq, struct db_post_target target,
                                        struct db_post_status *status) {
     struct db_sq queue = *sq;
@@ -67,8 +67,8 @@ extern "C" __global__ void post_warp(struct db_sq *sq, struct db_cq *cq, struct 
 /* Words of the target that flood() uses, one after the other and again. */
 #define DB_FLOOD_WORDS 8192u
 
-/* The next completion. What the paper's own release did wrong here can be put back: it believed whatever lay in the CQ
- * (no look at the owner bit), and cut the CQ's consumer index to 16 bits. */
+/* The next completion. What the paper's own release did wrong here can be put back: it believed whatever lay
+ * in the CQ (no look at the owner bit), and cut the CQ's consumer index to 16 bits. */
 DB_GPU_FN int db_flood_wait(struct db_cq *cq, struct db_sq *sq, struct db_completion *done, db_u64 *released,
                             db_u64 deadline_ns) {
     struct db_wait wait = {db_clock_ns() + deadline_ns, 0, 0};
@@ -100,8 +100,8 @@ DB_GPU_FN int db_flood_wait(struct db_cq *cq, struct db_sq *sq, struct db_comple
 #endif
 }
 
-/* Launch: one thread. As fast as there is room for at most `window` messages: rings every `per_ring` WQEs, and when there is
- * none, then waits for one completion. Where a message is complete, its word has to be at the target. */
+/* Launch: one thread. As fast as there is room for at most `window` messages: rings every `per_ring` WQEs and
+ * when there is none, then waits for one completion. A complete message's word has to be at the target. */
 extern "C" __global__ void flood(struct db_sq *sq, struct db_cq *cq, struct db_post_target target,
                                  struct db_post_status *status) {
     struct db_sq queue = *sq;
@@ -142,7 +142,7 @@ extern "C" __global__ void flood(struct db_sq *sq, struct db_cq *cq, struct db_p
     *cq = completions;
 }
 
-/* Launch: one thread. Posts an array of requests with one doorbell, as db_post() does on a host: its results, likewise. */
+/* Launch: one thread. db_post(): posts an array of requests with one doorbell; results as on a host. */
 extern "C" __global__ void post_list(struct db_sq *sq, const struct db_send_wr *wrs, db_u32 count, db_u32 *error,
                                      db_u32 *bad) {
     *error = (db_u32)db_post(sq, wrs, count, bad);

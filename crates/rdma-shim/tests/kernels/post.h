@@ -1,8 +1,8 @@
 /*! What the kernels that post RDMA WRITEs are told, what they say, and the payload of a message.
  *
- * Message n of a run carries 8 bytes, (n + 1) * DB_POST_STEP, to word n of the target: so the target says what arrived. The
- * kernel stores the payload itself, into `window` words, each used again when its message has completed.
- * `status`: a struct in host memory that the CPU reads after the kernel; no wait is longer than its deadline.
+ * Message n of a run carries 8 bytes, (n + 1) * DB_POST_STEP, to word n of the target, which so says what
+ * arrived. The kernel stores the payload itself, into `window` words, each reused when its message has
+ * completed. `status`: in host memory, read by the CPU after the kernel; no wait exceeds its deadline.
  */
 #ifndef DB_POST_H
 #define DB_POST_H

@@ -1,7 +1,7 @@
-/*! Sums over a block through shared memory: lanes to their warp with __syncwarp, warps to the block with __syncthreads.
+/*! Sums over a block in shared memory: lanes to a warp by __syncwarp, warps to the block by __syncthreads.
  *
- * Launch: blocks of whole warps, at most 4. `sums`: `rounds` words for each block, host memory; round r of block b is the sum
- * of (r + 1) * (thread + 1) over the block's threads, times b + 1. Waits for nothing but the block's own lanes.
+ * Launch: blocks of whole warps, at most 4. `sums`: `rounds` words a block, host memory; round r of block b
+ * is the sum of (r + 1) * (thread + 1) over its threads, times b + 1. Waits only for the block's lanes.
  */
 #include "doorbell_gpu.h"
 

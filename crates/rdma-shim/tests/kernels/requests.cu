@@ -1,11 +1,11 @@
 /*! Requests of every kind from a kernel, and messages of every kind to it, each with its completion.
  *
- * Launch: one thread each. Queues, requests and results lie in host memory; no wait is longer than `deadline_ns`.
+ * Launch: one thread each. Queues, requests, results: in host memory; no wait is longer than `deadline_ns`.
  */
 #include "doorbell_kernel.h"
 
-/* Posts requests, each of which asks for a completion, with one doorbell, and takes their completions. `error`: of the first call
- * that failed; the number of completions is how many of `out` have a queue. */
+/* Posts requests, each asking for a completion, with one doorbell, and takes the completions. `error`: of the
+ * first call that failed; the number of completions is how many of `out` have a queue. */
 extern "C" __global__ void carry_out(struct db_sq *sq, struct db_cq *cq, const struct db_send_wr *wrs, db_u32 count,
                                      db_u64 deadline_ns, struct db_completion *out, db_u32 *error) {
     db_u64 released = cq->consumer;
@@ -18,7 +18,7 @@ extern "C" __global__ void carry_out(struct db_sq *sq, struct db_cq *cq, const s
     *error = (db_u32)failed;
 }
 
-/* Posts `count` receives of `bytes` each, one behind the other from `local` on, and takes as many completions. */
+/* Posts `count` receives of `bytes` each, consecutive from `local` on, and takes as many completions. */
 extern "C" __global__ void take_in(struct db_rq *rq, struct db_cq *cq, db_u64 local, db_u32 lkey, db_u32 bytes, db_u32 count,
                                    db_u64 deadline_ns, struct db_completion *out, db_u32 *error) {
     db_u64 released = cq->consumer;
@@ -36,8 +36,8 @@ extern "C" __global__ void take_in(struct db_rq *rq, struct db_cq *cq, db_u64 lo
     *error = (db_u32)failed;
 }
 
-/* Posts a WRITE of the word at `local` and waits for it, then the next one, until something ends it: an error, a deadline, the
- * word at `cancel`. `progress`: how many have completed; request n is number n. */
+/* Posts a WRITE of the word at `local` and waits for it, then the next one, until something ends it: an
+ * error, a deadline, the word at `cancel`. `progress`: how many have completed; request n is number n. */
 extern "C" __global__ void post_endlessly(struct db_sq *sq, struct db_cq *cq, db_u64 local, db_u32 lkey, db_u32 rkey,
                                           db_u64 remote, db_u64 deadline_ns, db_u32 *cancel, db_u64 *progress,
                                           struct db_kernel_end *end) {
@@ -70,8 +70,8 @@ extern "C" __global__ void look_at_queue(struct db_sq *sq, db_u32 stride, db_u32
     *error = (db_u32)db_sq_init(sq, stride);
 }
 
-/* Posts a row of WRITEs of 8 bytes, `stride` bytes further each, of which only the last one asks for a completion, and takes `taken`
- * completions. */
+/* Posts a row of 8-byte WRITEs, `stride` bytes further each, only the last asking for a completion, and takes
+ * `taken` completions. */
 extern "C" __global__ void post_row(struct db_sq *sq, struct db_cq *cq, db_u64 local, db_u32 lkey, db_u32 rkey, db_u64 remote,
                                     db_u32 stride, db_u32 count, db_u64 deadline_ns, db_u32 taken,
                                     struct db_completion *out, db_u32 *error) {

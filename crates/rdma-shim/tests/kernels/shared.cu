@@ -1,9 +1,9 @@
-/*! RDMA WRITEs on a queue that many threads and warps share: what post.h says. Words of `local` are not used again: `window` is at
- * least `messages`.
+/*! RDMA WRITEs on a queue that many threads and warps share: what post.h says. Words of `local` are not used
+ * again: `window` is at least `messages`.
  */
 #include "post.h"
 
-/* Launch: any number of threads, on one queue; `messages` is a multiple of their number, each thread posts its share. */
+/* Launch: any number of threads, on one queue; it divides `messages`, and each thread posts its share. */
 extern "C" __global__ void post_shared(struct db_shared_sq *shared, struct db_post_target target,
                                        struct db_post_status *status) {
     db_u32 threads = gridDim.x * blockDim.x, message = blockIdx.x * blockDim.x + threadIdx.x;
@@ -35,8 +35,8 @@ extern "C" __global__ void post_shared_warp(struct db_shared_sq *shared, struct 
     if (error) atomicExch(&status->error, (db_u32)error);
 }
 
-/* Launch: one warp. Lane 0 posts a message by itself before the warp posts one a lane, so that the warp's blocks lie across
- * multiples of 32: `messages` is a multiple of 33. */
+/* Launch: one warp. Lane 0 posts a message by itself before the warp posts one a lane, so that the warp's
+ * blocks lie across multiples of 32: `messages` is a multiple of 33. */
 extern "C" __global__ void post_shared_both(struct db_shared_sq *shared, struct db_post_target target,
                                             struct db_post_status *status) {
     struct db_poster poster = db_poster_of(shared);
@@ -61,9 +61,9 @@ extern "C" __global__ void post_shared_both(struct db_shared_sq *shared, struct 
     if (db_lane() == 0) status->error = (db_u32)error;
 }
 
-/* Launch: one thread. Message `target.signal_every` goes where it may not, the others behind it are posted all the same, as far as
- * the queue takes them; then it waits until the queue has failed, and posts once more: `status->error` is what that
- * said, `done` how many were posted before, and `failure` what the queue says. */
+/* Launch: one thread. Message `target.signal_every` goes where it may not; those behind it are posted too, as
+ * far as the queue takes them. Then it waits until the queue has failed and posts once more: `status->error`
+ * is what that said, `done` how many were posted before, `failure` what the queue says. */
 extern "C" __global__ void post_shared_astray(struct db_shared_sq *shared, struct db_post_target target,
                                               struct db_post_status *status, struct db_failure *failure) {
     struct db_poster poster = db_poster_of(shared);

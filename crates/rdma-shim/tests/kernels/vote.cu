@@ -1,7 +1,7 @@
-/*! What lanes of a warp learn from one another: votes and shuffles, each checked against what the lane can compute itself.
+/*! What lanes of a warp learn from one another: votes and shuffles, checked against the lane's own result.
  *
- * Launch: blocks of whole warps. `out`: a word for each thread, host memory; 0, or the number of the first step that went
- * wrong. Waits for nothing but the warp's own lanes.
+ * Launch: blocks of whole warps. `out`: a word for each thread, host memory; 0, or the number of the first
+ * step that went wrong. Waits for nothing but the warp's own lanes.
  */
 #include "doorbell_gpu.h"
 
@@ -31,8 +31,8 @@ extern "C" __global__ void vote(db_u32 *out) {
     out[me] = wrong;
 }
 
-/* Atomics: each thread adds to a counter and marks the number that it got. Launch: up to 64 lanes a block. `words`: counter,
- * maximum, a lock, what the lock guards, then a mark for each number; host memory. */
+/* Atomics: each thread adds to a counter and marks the number that it got. Launch: up to 64 lanes a block.
+ * `words`: counter, maximum, a lock, what the lock guards, then a mark for each number; host memory. */
 extern "C" __global__ void count(db_u64 *words, db_u32 rounds) {
     db_u32 round;
     for (round = 0; round < rounds; round++) {

@@ -34,8 +34,8 @@ extern "C" __global__ void take_sends(struct db_cq *cq, struct db_sq *sq, struct
     out->wr_id = done.wr_id;
 }
 
-/* Receives `messages` messages of 8 bytes, `window` at a time, each into a word at `local`, and stores what each said to
- * `seen`. Ends early with the first error. */
+/* Receives `messages` messages of 8 bytes, `window` at a time, each into a word at `local`, and stores what
+ * each said to `seen`. Ends early with the first error. */
 extern "C" __global__ void receive(struct db_rq *rq, struct db_cq *cq, db_u64 local, db_u32 lkey, db_u32 window,
                                    db_u32 messages, db_u64 deadline_ns, db_u64 *seen, struct db_wait_status *out) {
     struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};

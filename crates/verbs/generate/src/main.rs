@@ -1,10 +1,10 @@
-//! Writes the raw bindings of `verbs` from the system's rdma-core headers, or checks that the committed ones are current.
+//! Writes the raw bindings of `verbs` from the system's rdma-core headers, or checks the committed ones.
 //!
-//! `verbs-generate` writes `crates/verbs/src/sys/generated/{ibverbs,mlx5}.rs`; `verbs-generate --check` compares instead.
-//! Needs libclang and the headers (Debian: `libclang-dev libibverbs-dev`), which is why the output is committed: users
-//! need neither. Headers of another rdma-core version give another text (structs that grew at their end, new constants):
-//! then only the functions are compared here; layouts are compared with any version by `verbs-ctest`. `--include DIR`
-//! takes the headers of another directory.
+//! `verbs-generate` writes `crates/verbs/src/sys/generated/{ibverbs,mlx5}.rs`; `verbs-generate --check`
+//! compares. Needs libclang and the headers (Debian: `libclang-dev libibverbs-dev`). The output is committed:
+//! users need neither. Headers of another rdma-core version give another text (structs that grew at their
+//! end, new constants): then only functions are compared here; `verbs-ctest` compares layouts with any
+//! version. `--include DIR` takes the headers of another directory.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -28,7 +28,7 @@ struct Unit {
     recursive: bool,
 }
 
-/// What the exported functions of libibverbs are; the inline ones go through the context and are in `sys/inline.rs`.
+/// The exported functions of libibverbs; inline ones go through the context and are in `sys/inline.rs`.
 const IBVERBS: Unit = Unit {
     file: "ibverbs.rs",
     header: "infiniband/verbs.h",

@@ -18,7 +18,7 @@ pub struct QpOffer {
 }
 
 impl QpOffer {
-    /// Offers a queue pair with a random first PSN, so that packets of an earlier connection are not taken for its own.
+    /// Offers a queue pair with a random first PSN, lest packets of an earlier connection pass for its own.
     pub fn new(qp: &Qp) -> Self {
         // The standard library's hash keys are random in each process and differ from call to call.
         let random = RandomState::new().build_hasher().finish();

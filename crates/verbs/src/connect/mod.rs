@@ -1,8 +1,8 @@
 //! Connecting queue pairs of two processes over TCP: one JSON line each way, then states.
 //!
-//! Order of use, the same on both sides: [`PathOptions::resolve`] → make the queue pairs → [`Path::to_init`] → post
-//! receives → [`Session::exchange`] → [`Path::connect`] → [`Session::barrier`], after which both sides may send. The TCP
-//! connection stays, for the application's own lines and to see the peer's end. Every wait has a deadline ([`Wait`]).
+//! Order of use on both sides: [`PathOptions::resolve`] → create the queue pairs → [`Path::to_init`] → post
+//! receives → [`Session::exchange`] → [`Path::connect`] → [`Session::barrier`]; then both may send. TCP stays
+//! for the application's own lines and to see the peer's end. Every wait has a deadline ([`Wait`]).
 //! Left out: rdma_cm, encryption (what is exchanged are queue pair numbers and keys, as in perftest).
 
 mod error;

@@ -15,7 +15,7 @@ use crate::safe::wait_readable;
 
 /// Longest line; a hello of a thousand queue pairs has a tenth of it.
 const MAX_LINE_BYTES: usize = 1 << 20;
-/// Options of a connection, by which a peer whose host is gone is lost after half a minute: two probes after ten seconds of silence.
+/// Options: a peer whose host is gone is lost after half a minute, two probes after ten seconds of silence.
 const KEEP_ALIVE: [(c_int, c_int, c_int); 5] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 10),
@@ -49,7 +49,7 @@ impl<'a> Wait<'a> {
         Self { stop: Some(stop), ..self }
     }
 
-    /// Time for the next look: without a flag all that is left, so that nothing wakes up for nothing. Error: the time is over, or the flag is set.
+    /// Time for the next look: without a flag, all that is left. Error: time is over, or the flag is set.
     fn slice(&self, what: impl FnOnce() -> String) -> Result<Duration, ConnectError> {
         if self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
             return Err(ConnectError::Stopped { what: what() });

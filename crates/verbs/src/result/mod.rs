@@ -1,7 +1,7 @@
 //! Middle floor: each call of rdma-core with its error, still unsafe. Imported by `safe` only.
 //!
-//! Return codes follow the man pages: null or -1 leave errno, other numbers are the errno itself. Objects are raw
-//! pointers whose life the caller keeps; nothing is freed here on its own.
+//! Return codes follow the man pages: null or -1 leave errno, other numbers are the errno itself. Objects are
+//! raw pointers whose life the caller keeps; nothing is freed here on its own.
 
 pub mod code;
 pub mod object;
@@ -74,7 +74,7 @@ macro_rules! function {
 }
 pub(crate) use function;
 
-/// What the user can do about a refusal that is the system's and not the device's, as the end of a sentence; else nothing.
+/// What the user can do about a refusal of the system, not the device, as a sentence's end; else nothing.
 fn what_to_do(call: &str, errno: Option<i32>) -> &'static str {
     let locks_memory = call.starts_with("ibv_reg_mr")
         || ["ibv_create_cq", "ibv_create_qp", "ibv_create_qp_ex", "mlx5dv_create_qp"].contains(&call);

@@ -104,12 +104,12 @@ pub unsafe fn query_device(context: NonNull<sys::ibv_context>) -> Result<sys::ib
 pub unsafe fn clock_info(context: NonNull<sys::ibv_context>) -> Result<sys::mlx5dv_clock_info> {
     let function = function!(mlx5, "libmlx5.so.1", mlx5dv_get_clock_info);
     let mut info = sys::mlx5dv_clock_info::default();
-    // SAFETY: the caller's promise; the result is writable. Of a device that is not mlx5's it says EOPNOTSUPP.
+    // SAFETY: the caller's promise; the result is writable. A device that is not mlx5 says EOPNOTSUPP.
     check("mlx5dv_get_clock_info", unsafe { function(context.as_ptr(), &raw mut info) })?;
     Ok(info)
 }
 
-/// `ibv_query_port`, the exported one, which fills what was there before `port_cap_flags2`: the same in 39 and 64.
+/// `ibv_query_port`, the exported one: fills what came before `port_cap_flags2`, the same in 39 and 64.
 ///
 /// # Safety
 /// `context` is live.
@@ -221,7 +221,7 @@ pub unsafe fn alloc_parent_domain(
 /// `ibv_reg_mr`, or `ibv_reg_mr_iova2` when an optional right is asked for, as the macro of `verbs.h` does.
 ///
 /// # Safety
-/// `pd` is live; the memory stays mapped until [`dereg_mr`], and no Rust reference expects its content to stay.
+/// `pd` is live; the memory stays mapped until [`dereg_mr`], and no Rust reference expects stable content.
 pub unsafe fn reg_mr(
     pd: NonNull<sys::ibv_pd>,
     address: *mut c_void,
@@ -243,7 +243,7 @@ pub unsafe fn reg_mr(
 /// `ibv_reg_dmabuf_mr`.
 ///
 /// # Safety
-/// `pd` is live; the memory that `fd` stands for is written by peers at any time, and no Rust reference expects its content to stay.
+/// `pd` is live; peers write `fd`'s memory at any time, and no Rust reference expects its content to stay.
 pub unsafe fn reg_dmabuf_mr(
     pd: NonNull<sys::ibv_pd>,
     offset: u64,

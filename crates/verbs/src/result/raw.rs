@@ -1,4 +1,4 @@
-//! The structs and constants of C that `safe` fills in and reads, as the raw floor has them; none of its functions.
+//! The structs and constants of C that `safe` fills in and reads, as in the raw floor; no functions.
 //!
 //! Layouts and values are compared with the headers by `verbs-ctest`.
 

@@ -1,7 +1,7 @@
 //! The clock of a device, by which its completions are stamped.
 //!
-//! Follows `mlx5dv_get_clock_info(3)` and `mlx5dv_ts_to_ns` of rdma-core's `mlx5dv.h`: the kernel keeps a line through a recent moment,
-//! from which a timestamp's distance is multiplied and shifted.
+//! Follows `mlx5dv_get_clock_info(3)` and `mlx5dv_ts_to_ns` of rdma-core's `mlx5dv.h`: the kernel keeps a
+//! line through a recent moment, from which a timestamp's distance is multiplied and shifted.
 
 use super::device::Context;
 use crate::result::{Result, object};

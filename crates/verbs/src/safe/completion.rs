@@ -78,8 +78,8 @@ impl CompChannel {
         Ok(Self(Arc::new(handle)))
     }
 
-    /// Waits for an event, at most `timeout`, and acknowledges it. Gives the number of its CQ (see [`Cq::with_channel`]),
-    /// or `None` when the time is over, a signal came, or another thread took the event.
+    /// Waits for an event, at most `timeout`, and acknowledges it. Returns its CQ's number (see
+    /// [`Cq::with_channel`]), or `None` on timeout or a signal, or if another thread took the event.
     pub fn wait(&self, timeout: Duration) -> Result<Option<usize>> {
         if !wait_readable(self.0.fd, timeout)? {
             return Ok(None);
@@ -87,7 +87,7 @@ impl CompChannel {
         // SAFETY: the channel is live.
         match unsafe { object::get_cq_event(self.0.channel) } {
             Ok((cq, number)) => {
-                // SAFETY: the event was got above; until it is acknowledged, no thread can end the CQ's destruction.
+                // SAFETY: the event was got above; until it is acknowledged, the CQ's destruction cannot end.
                 unsafe { object::ack_cq_event(cq) }?;
                 Ok(Some(number))
             }
@@ -130,7 +130,7 @@ impl Drop for CqHandle {
     }
 }
 
-/// A completion queue that libmlx5 polls. To poll it with other means, make a [`super::DirectCq`] of it, which ends this:
+/// A completion queue that libmlx5 polls. [`super::DirectCq`] takes it over for other means of polling:
 /// ```compile_fail,E0382
 /// # fn take_over(mut cq: verbs::Cq) -> verbs::Result<()> {
 /// let direct = cq.into_direct()?;

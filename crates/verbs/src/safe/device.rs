@@ -16,7 +16,7 @@ pub fn devices() -> Result<DeviceList> {
     Ok(DeviceList { list, count })
 }
 
-/// Opens the device with this name, or the first one. Error: it is not there; the sentence lists those that are.
+/// Opens the device with this name, or the first one. Error: it is missing; the sentence lists the others.
 pub fn open(name: Option<&str>) -> Result<Context> {
     let list = devices()?;
     let found = match name {
@@ -75,7 +75,7 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: devices that borrow the list are gone. An error means that the library is not loaded: impossible here.
+        // SAFETY: devices that borrow the list are gone. It errs only if the library is not loaded: not here.
         let _ = unsafe { object::free_device_list(self.list) };
     }
 }
@@ -127,7 +127,7 @@ unsafe impl Sync for ContextHandle {}
 
 impl Drop for ContextHandle {
     fn drop(&mut self) {
-        // SAFETY: every object keeps its context, so that none is left. A refusal would leave it open, harmlessly.
+        // SAFETY: every object keeps its context, so none is left. A refusal leaves it open, harmlessly.
         let _ = unsafe { object::close_device(self.context) };
     }
 }

@@ -1,8 +1,8 @@
 //! Queues taken over from libmlx5: where their rings, records and registers lie.
 //!
-//! Follows `mlx5dv_init_obj(3)`. libmlx5 keeps its own indices to itself, so that a queue is posted to and polled either by
-//! libmlx5 or by others, never both; the types see to it: a [`DirectCq`] consumes the [`super::Cq`], a [`DirectQp`] is
-//! made with direct CQs only, and neither has libmlx5's post or poll.
+//! Follows `mlx5dv_init_obj(3)`. libmlx5's indices are private, so that a queue is posted to and polled
+//! either by libmlx5 or by others, never both. The types ensure it: a [`DirectCq`] consumes the
+//! [`super::Cq`], a [`DirectQp`] is made with direct CQs only, and neither has libmlx5's post or poll.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct DirectCq {
 }
 
 impl Cq {
-    /// Takes the queue over. It must be fresh: no queue pair completes into it yet, and nothing was completed.
+    /// Takes the queue over. It must be fresh: no queue pair completes into it yet, and none has.
     pub fn into_direct(self) -> Result<DirectCq> {
         let context = &self.handle.context;
         if !context.is_mlx5() {

@@ -18,8 +18,8 @@ use crate::result::{Error, Result, object};
 /// Memory that a region may hold: addresses that a device may read and write at any time.
 ///
 /// # Safety
-/// `start` and `len` stay the same while the value lives, wherever it is moved to, and nothing reads or writes the bytes
-/// through references meanwhile.
+/// `start` and `len` stay the same while the value lives, wherever it is moved to, and nothing reads or
+/// writes the bytes through references meanwhile.
 pub unsafe trait Memory {
     /// First byte.
     fn start(&mut self) -> NonNull<u8>;
@@ -30,7 +30,7 @@ pub unsafe trait Memory {
     }
 }
 
-/// Memory that the CPU reaches as well: what a region over it reads and writes. Another device's memory is not.
+/// Memory that the CPU reaches too: what a region over it reads and writes. Other devices' memory is not.
 ///
 /// # Safety
 /// The bytes are mapped, writable and initialised while the value lives.
@@ -62,7 +62,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Maps at least `bytes`, rounded up to whole pages of 4 KiB. Error: 0 bytes, or the system has no memory.
+    /// Maps at least `bytes`, rounded up to 4 KiB pages. Error: 0 bytes, or the system has no memory.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let len = bytes.checked_next_multiple_of(4096).filter(|&len| len > 0);
         let len = len
@@ -131,8 +131,8 @@ unsafe impl Memory for Part {
 // SAFETY: the pages are zeroed and writable.
 unsafe impl Addressable for Part {}
 
-/// A registered region and its memory. The device may change the bytes at any time, so that they are read and written
-/// through atomics only, and no reference to them is given.
+/// A registered region and its memory. The device may change the bytes at any time, so they are read and
+/// written through atomics only, and no reference to them is given.
 ///
 /// Memory that was lent cannot be used, or go away, before the region is gone:
 /// ```compile_fail,E0505
@@ -173,28 +173,28 @@ impl<M: Memory> Mr<M> {
     /// Registers all bytes of `memory`.
     pub fn register(pd: &Pd, mut memory: M, access: Access) -> Result<Self> {
         let (start, len) = (memory.start(), memory.len());
-        // SAFETY: the domain is live; `memory` is kept until the region is gone, and `Memory` promises the rest.
+        // SAFETY: the domain is live; `memory` is kept until the region is gone; `Memory` promises the rest.
         let mr = unsafe { object::reg_mr(pd.raw(), start.as_ptr().cast::<c_void>(), len, access.0) };
         Self::registered(pd, memory, mr, access)
     }
 
-    /// Registers all bytes of `memory`, another device's, by the dma-buf that its driver made of them; they begin `offset`
-    /// bytes into it. Requests name them by the addresses that `memory` has.
+    /// Registers all bytes of `memory`, another device's, by the dma-buf that its driver made of them; they
+    /// begin `offset` bytes into it. Requests name them by the addresses that `memory` has.
     ///
     /// # Safety
-    /// The dma-buf's bytes from `offset` on are those of `memory`, and no others: a peer, or a request, writes to what the
-    /// dma-buf stands for, and nothing here can tell whether a value that others refer to lies there.
+    /// The dma-buf's bytes from `offset` on are those of `memory`, and no others: a peer, or a request,
+    /// writes to them, and nothing here can tell whether a value that others refer to lies there.
     ///
     /// So registering a dma-buf takes a reason why it is that memory's:
     /// ```compile_fail,E0133
-    /// # use verbs::{Mr, Pages, Pd, code::Access};
-    /// fn register(pd: &Pd, memory: Pages, of_others: std::os::fd::BorrowedFd<'_>) -> verbs::Result<Mr<Pages>> {
+    /// # use {std::os::fd::BorrowedFd, verbs::{Mr, Pages, Pd, code::Access}};
+    /// fn register(pd: &Pd, memory: Pages, of_others: BorrowedFd<'_>) -> verbs::Result<Mr<Pages>> {
     ///     Mr::register_dma_buf(pd, memory, of_others, 0, Access::ALL)
     /// }
     /// ```
     /// ```
-    /// # use verbs::{Mr, Pages, Pd, code::Access};
-    /// unsafe fn register(pd: &Pd, memory: Pages, its_own: std::os::fd::BorrowedFd<'_>) -> verbs::Result<Mr<Pages>> {
+    /// # use {std::os::fd::BorrowedFd, verbs::{Mr, Pages, Pd, code::Access}};
+    /// unsafe fn register(pd: &Pd, memory: Pages, its_own: BorrowedFd<'_>) -> verbs::Result<Mr<Pages>> {
     ///     unsafe { Mr::register_dma_buf(pd, memory, its_own, 0, Access::ALL) }
     /// }
     /// ```
@@ -393,7 +393,7 @@ impl<M: Memory> Drop for Mr<M> {
             // SAFETY: dropped once, here, after the device has let go of it.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
-        // A region that the device will not give up keeps its memory for ever: a leak is better than a stray write.
+        // A region that the device does not release keeps its memory for ever: a leak beats a stray write.
     }
 }
 

@@ -1,8 +1,8 @@
 //! Top floor: owned objects. No call here is unsafe for its caller unless it says so.
 //!
-//! Why this is sound: a device reads and writes only registered memory, and a registered region is held by its
-//! [`Mr`] alone until it is deregistered. What the CPU would touch on the device's word is kept away: inline payload is
-//! a slice, and scatter-to-CQE (libmlx5 copies from a CQE to the address in a WQE, unchecked) is off.
+//! Why this is sound: a device reads and writes only registered memory, which its [`Mr`] alone holds until it
+//! is deregistered. What the CPU would touch on the device's word is kept away: inline payload is a slice,
+//! and scatter-to-CQE (libmlx5 copies from a CQE to the address in a WQE, unchecked) is off.
 
 mod address;
 mod clock;

@@ -11,7 +11,7 @@ use super::queue_pair::{Qp, QueuePair};
 use crate::result::raw;
 use crate::result::{Error, Result, queue_pair};
 
-/// Operations that a send queue must have room for (`IBV_QP_EX_WITH_*`). Fewer operations make smaller requests: libmlx5
+/// Operations that a send queue must have room for (`IBV_QP_EX_WITH_*`). Fewer make smaller requests: libmlx5
 /// otherwise reserves 4 blocks for each, since a memory window bind needs them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendOperations(u64);
@@ -101,8 +101,8 @@ impl QpBuilder {
         self
     }
 
-    /// Gives the queue a UAR register of its own, through a thread domain: without it libmlx5 shares registers between
-    /// queues, and takes a lock around each doorbell.
+    /// Gives the queue a UAR register of its own, through a thread domain: without it libmlx5 shares
+    /// registers between queues, and takes a lock around each doorbell.
     pub fn own_register(mut self, yes: bool) -> Self {
         self.own_register = yes;
         self
@@ -117,8 +117,8 @@ impl QpBuilder {
     /// Leaves scatter-to-CQE as libmlx5 has it by default: on for RC, unless `MLX5_SCATTER_TO_CQE=0`.
     ///
     /// # Safety
-    /// Polling then copies small messages to the addresses in posted requests, on the CPU and without any check: memory
-    /// that a receive, READ or atomic names must stay valid until its completion was polled.
+    /// Polling then copies small messages to the addresses in posted requests, on the CPU and unchecked:
+    /// memory that a receive, READ or atomic names must stay valid until its completion was polled.
     pub unsafe fn allow_scatter_to_cqe(mut self) -> Self {
         self.scatter_to_cqe = true;
         self

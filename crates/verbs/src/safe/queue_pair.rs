@@ -16,7 +16,7 @@ use crate::result::code::{Access, Mtu, QpState};
 use crate::result::raw;
 use crate::result::{Error, Result, queue_pair};
 
-/// What both kinds of queue pairs share: number, sizes, states. Reach it through [`QueuePair`] or [`super::DirectQp`].
+/// What both kinds of queue pairs share: number, sizes, states. Via [`QueuePair`] or [`super::DirectQp`].
 #[derive(Debug)]
 pub struct Qp {
     pub(super) qp: NonNull<raw::ibv_qp>,
@@ -32,8 +32,8 @@ pub struct Qp {
     pub(super) _receive_cq: Arc<CqHandle>,
 }
 
-// SAFETY: libibverbs' objects may be used from any thread; with a thread domain posting must not overlap, and posting
-// takes `&mut`.
+// SAFETY: libibverbs' objects may be used from any thread; with a thread domain posting must not overlap, and
+// posting takes `&mut`.
 unsafe impl Send for Qp {}
 // SAFETY: as above; what takes `&self` is locked in libibverbs or only reads.
 unsafe impl Sync for Qp {}
@@ -221,8 +221,8 @@ impl Qp {
         self.modify("ERR", &mut attributes, 0)
     }
 
-    /// Any state → RESET: everything posted is forgotten, both words of the doorbell record are 0. Completions of a
-    /// [`super::DirectQp`] stay in its CQ: drain it.
+    /// Any state → RESET: everything posted is forgotten, both words of the doorbell record are 0.
+    /// Completions of a [`super::DirectQp`] stay in its CQ: drain it.
     pub fn reset(&self) -> Result<()> {
         let mut attributes = raw::ibv_qp_attr { qp_state: raw::IBV_QPS_RESET, ..Default::default() };
         self.modify("RESET", &mut attributes, 0)

@@ -1,7 +1,7 @@
 //! Memory windows: keys that open a piece of a region to peers, and the binds that open and close them.
 //!
-//! `ibv_alloc_mw(3)`, `ibv_bind_mw(3)`, `ibv_post_send(3)`. A region with open windows is not deregistered: [`Mr`] then keeps
-//! its memory for ever, so close them first. Left out: flags of a bind but `IBV_SEND_SIGNALED`, windows of extended queue pairs.
+//! `ibv_alloc_mw(3)`, `ibv_bind_mw(3)`, `ibv_post_send(3)`. Close windows first: else a region stays
+//! registered, and [`Mr`] keeps its memory. Left out: bind flags but `IBV_SEND_SIGNALED`, extended QPs.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::result::{Result, object, queue_pair, raw};
 pub enum MwKind {
     /// For every queue pair of the protection domain; bound by [`QueuePair::bind`], which chooses the key.
     One = raw::IBV_MW_TYPE_1,
-    /// For the queue pair that bound it; bound by [`QueuePair::post_bind`] under a key that the program chooses.
+    /// For the queue pair that bound it, by [`QueuePair::post_bind`] under a key that the program chooses.
     Two = raw::IBV_MW_TYPE_2,
 }
 
@@ -112,7 +112,7 @@ impl QueuePair {
         let bind_info = opening.to_raw();
         request.__bindgen_anon_2.bind_mw =
             raw::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw: window.mw.as_ptr(), rkey, bind_info };
-        // SAFETY: the queue pair is live; window and region outlive the call, which copies what it needs of them.
+        // SAFETY: the queue pair is live; window and region outlive the call, which copies what it needs.
         let posted = unsafe { queue_pair::post_send(self.raw(), &raw mut request) };
         posted.map_err(|(_, source)| PostError { index: 0, source })
     }
@@ -126,7 +126,7 @@ impl QueuePair {
     ) -> std::result::Result<u32, PostError> {
         let bind_info = opening.map_or_else(Default::default, |opening| opening.to_raw());
         let mut bind = raw::ibv_mw_bind { wr_id: id, send_flags: raw::IBV_SEND_SIGNALED, bind_info };
-        // SAFETY: the queue pair and the window are live; the region outlives the call, which copies what it needs of it.
+        // SAFETY: queue pair and window are live; the region outlives the call, which copies what it needs.
         let bound = unsafe { queue_pair::bind_mw(self.raw(), window.mw, &mut bind) };
         bound.map_err(|source| PostError { index: 0, source })?;
         Ok(window.rkey())

@@ -301,7 +301,7 @@ impl ReceiveRequest<'_> {
 pub struct PostError {
     /// Place of the refused request in the list, from 0.
     pub index: usize,
-    /// What libibverbs said: `ENOMEM` when the queue is full (or has no room for that payload), `EINVAL` otherwise.
+    /// libibverbs' error: `ENOMEM` when the queue is full (or lacks room for that payload), else `EINVAL`.
     pub source: io::Error,
 }
 

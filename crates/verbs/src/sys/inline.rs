@@ -1,8 +1,8 @@
-//! The `static inline` functions of `verbs.h`: calls through the pointers that the provider put into the context.
+//! The `static inline` functions of `verbs.h`: calls through pointers that the provider put in the context.
 //!
-//! They exist in no library, so that they are written again here, each from the inline function of the same name.
-//! `struct verbs_context` grows at its front and keeps every distance to the `ibv_context` at its end (39 to 64 agree;
-//! `verbs-ctest` compares with the headers), hence distances instead of a struct.
+//! They exist in no library, so each is rewritten here from the inline function of the same name.
+//! `struct verbs_context` grows at its front and keeps every distance to the `ibv_context` at its end
+//! (39 to 64 agree; `verbs-ctest` compares with the headers), hence distances instead of a struct.
 
 use std::ffi::c_int;
 use std::mem::size_of;
@@ -31,8 +31,8 @@ pub const QPF_GRH_REQUIRED: u8 = 1;
 /// `IBV_LINK_LAYER_ETHERNET`, likewise: value of `ibv_port_attr.link_layer`.
 pub const LINK_LAYER_ETHERNET: u8 = 2;
 
-/// Functions that call the operation of their own name in the context of their first argument, and what they return where the
-/// provider has none.
+/// Functions that call the operation of their own name in their first argument's context, and what they
+/// return where the provider has none.
 macro_rules! operations {
     ($(
         $(#[$doc:meta])*

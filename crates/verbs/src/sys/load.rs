@@ -1,6 +1,6 @@
 //! Finds libibverbs and libmlx5 at run time.
 //!
-//! Supported are rdma-core 39 to 64. A function that the installed version lacks is an error of the call that needs it.
+//! Supports rdma-core 39 to 64. A function that the installed version lacks fails the call that needs it.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -35,7 +35,7 @@ pub fn ibverbs() -> Result<&'static Ibverbs, LoadError> {
     let loaded = LOADED.get_or_init(|| {
         open(c"libibverbs.so.1")
             .and_then(|scope| {
-                // SAFETY: the struct is generated from the header of this very library, whose symbols keep their types.
+                // SAFETY: the struct is generated from this library's header; symbols keep their types.
                 unsafe { Ibverbs::from_library(scope) }
             })
             .map_err(|e| error(sentence(&e)))
@@ -64,8 +64,8 @@ pub fn mlx5() -> Result<&'static Mlx5, LoadError> {
     loaded.as_ref().map_err(LoadError::clone)
 }
 
-/// Loads a library for good and gives the process's global scope, in which its symbols are then found in the order that
-/// a program linked at build time would find them. Closing rdma-core is not safe: providers register themselves.
+/// Loads a library for good and returns the process's global scope, which finds its symbols in the order of a
+/// program linked at build time. Closing rdma-core is not safe: providers register themselves.
 fn open(file: &CStr) -> Result<Library, libloading::Error> {
     let name = file.to_str().unwrap_or_default();
     // SAFETY: the initialisers of rdma-core's libraries only fill tables of their own.

@@ -182,7 +182,7 @@ fn unreliable_services_carry_sends() {
     }
 }
 
-/// Above 16 KiB the software NIC no longer carries payloads in its rings by themselves, but copies or stages them.
+/// Above 16 KiB the software NIC no longer carries payloads in its rings, but copies or stages them.
 #[test]
 fn long_messages_arrive_whole_by_every_operation() {
     let context = need!(pair::device(), nic, "an mlx5 device");

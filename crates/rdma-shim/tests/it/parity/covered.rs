@@ -44,8 +44,8 @@ impl Covered {
         assert_eq!(block, posted.end, "WQEs end where the shim's index is");
     }
 
-    /// Each operation with each count of pieces; each that can be inline with each size up to `max_inline`; receives of each
-    /// length; and WQEs of each length across the ring's end.
+    /// Each operation with each count of pieces; each that can be inline with each size up to `max_inline`;
+    /// receives of each length; and WQEs of each length across the ring's end.
     pub fn assert_all(&self, operations: &[u64], max_inline: u64) {
         for &operation in operations {
             let (is_atomic, may_be_inline) = (operation >= 5, operation < 4);

@@ -1,4 +1,4 @@
-//! Every struct, union, alias and constant that bindgen wrote, compared by ctest; inline functions by their distances.
+//! Every struct, union, alias and constant from bindgen, compared by ctest; inline functions by distances.
 
 use std::mem::offset_of;
 
