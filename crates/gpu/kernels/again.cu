@@ -1,7 +1,7 @@
-// Last kernel of the body of a WHILE node: has the body run again, or not. One block of one thread, launched by the graph it is in.
+// Last kernel of a WHILE node's body: repeats it or not. One block of one thread, launched by its graph.
 //
-// control, limit, ring: as of `relaunch.cu`, but that no launch fails here. handle: the node's condition, which is not 0 at each launch of
-// the graph. Waits for nothing. Stops by control[0], or by `limit`.
+// control, limit, ring: as of `relaunch.cu`, except that no launch fails here. handle: the node's condition,
+// not 0 at each launch of the graph. Waits for nothing. Stops by control[0] or `limit`.
 #include "stamp.h"
 
 extern "C" __global__ void doorbell_again(volatile unsigned *control, unsigned limit, volatile unsigned long long *ring,

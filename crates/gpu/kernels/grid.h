@@ -1,11 +1,11 @@
-/*! A barrier of all blocks of a cooperative launch, for kernels that stay on the GPU. A wait has an end: a block that waits too long says so
- * to all others, and none of them waits any more.
+/*! A barrier of all blocks of a cooperative launch, for kernels that stay on the GPU. Waits are bounded: a
+ * block that waits too long tells all others, and none of them waits any more.
  *
- * Order, by the PTX ISA, "Memory Consistency Model" (8.7, release and acquire patterns; 8.9.5, causality order):
- *   __syncthreads()     the block's stores before the arrival of its first thread, whose fence is cumulative over them
+ * Order, by the PTX ISA, "Memory Consistency Model" (8.7, release and acquire patterns; 8.9.5, causality):
+ *   __syncthreads()     the block's stores before its first thread's arrival, whose fence is cumulative
  *   fence, atomicAdd    a release: what the block has stored, before its arrival
- *   load, fence         an acquire: every arrival that was counted, before what this thread reads then. On a GPU it also empties the L1
- *                       cache, in which lines may lie that another block has written since
+ *   load, fence         an acquire: each counted arrival before this thread's later reads. On a GPU it
+ *                       also empties the L1 cache, whose lines another block may have written since
  *   __syncthreads_or()  the same for the other threads of the block
  * Left out: grids whose blocks do not all run side by side.
  */
@@ -67,8 +67,8 @@ static __device__ inline int db_grid_is_late(const struct db_grid *grid, struct 
     return db_grid_load(&grid->words[1]) != 0;
 }
 
-/* Waits until all blocks are here as often as this one. All threads of a block call it, which has one dimension. Not 0: a block did not
- * come in time, and what it should have written is not there. */
+/* Waits until all blocks are here as often as this one. All threads of a block, which has one dimension, call
+ * it. Not 0: a block did not come in time, and what it should have written is not there. */
 static __device__ inline int db_grid_meet(struct db_grid *grid) {
 #ifdef DB_DEFECT_NO_GRID_BARRIER
     (void)grid;

@@ -1,15 +1,15 @@
 // Kernels that launch the graph they are in again; one block of one thread each, launched by that graph.
 //
-// control: 16 bytes of pinned host memory, aligned to 8, mapped to the device, seen by the CPU while they run:
+// control: 16 bytes of pinned host memory, 8-byte aligned, mapped to the device, read by the CPU meanwhile:
 //   [0] cancel, written by the CPU: not 0 ends the graph after the turn that sees it
-//   [1] turns, written here: of `doorbell_relaunch` those that have ended, of `doorbell_next` those that have begun
-//   [2] why there will be no further turn, written here last: 1 cancelled, 2 `limit` reached, 3 the launch failed; 0: there will
+//   [1] turns, written here: ended ones by `doorbell_relaunch`, begun ones by `doorbell_next`
+//   [2] why no turn follows, written here last: 1 cancelled, 2 `limit`, 3 the launch failed; 0: one follows
 //   [3] the cudaError_t of a launch that failed
-// limit: turns at most; 0: no limit. ring: as of `stamp`, which notes the end of the run; null: nothing is noted.
-// They wait for nothing. The graph stops by [0], by `limit`, or by a failed launch.
+// limit: most turns; 0: no limit. ring: as of `stamp`, which notes the end of the run; null: nothing is
+// noted. They wait for nothing. The graph stops by [0], by `limit`, or by a failed launch.
 #include "stamp.h"
 
-// Counts a turn, and launches the next one if there is to be one; why not otherwise. It begins when all of this turn has ended.
+// Counts a turn and launches the next, which begins when all of this turn has ended. Returns why not, or 0.
 static __device__ inline unsigned next_turn(volatile unsigned *control, unsigned limit, unsigned *turns)
 {
     // One read over the bus for both words: it takes about a microsecond.
@@ -48,9 +48,9 @@ extern "C" __global__ void doorbell_relaunch(volatile unsigned *control, unsigne
     tell(control, end);
 }
 
-// Runs beside a graph's last kernels, so that its reads and its launch take no time of their own. Beside the first ones it took 2 to 3 us
-// of a convolution, one of whose blocks waited for its multiprocessor (H200). If what runs beside it sets [0], there may be one more turn.
-// state: 4 bytes of device memory for `doorbell_turn`: why this turn is the last one, or 0.
+// Runs beside a graph's last kernels, so its reads and launch cost no time. Beside the first ones it took a
+// convolution 2 to 3 us, one block of which waited for its multiprocessor (H200). If a kernel beside it sets
+// [0], one more turn may follow. state: 4 bytes of device memory for `doorbell_turn`: why none follows, or 0.
 extern "C" __global__ void doorbell_next(volatile unsigned *control, unsigned limit, volatile unsigned *state)
 {
     if (blockIdx.x || threadIdx.x)
@@ -60,8 +60,8 @@ extern "C" __global__ void doorbell_next(volatile unsigned *control, unsigned li
     *state = end;
 }
 
-// Last kernel of a graph that has a `doorbell_next`. It writes over the bus in the last turn alone: a kernel ends when its writes have
-// arrived, and in the others nothing runs meanwhile.
+// Last kernel of a graph with a `doorbell_next`. Writes over the bus in the last turn only. A kernel ends
+// when its writes have arrived, and in other turns nothing runs meanwhile.
 extern "C" __global__ void doorbell_turn(volatile unsigned *control, const volatile unsigned *state, volatile unsigned long long *ring)
 {
     if (blockIdx.x || threadIdx.x)

@@ -1,5 +1,5 @@
-// First kernel of a graph whose runs are timed by the GPU, and the last one of a graph that the host launches; one block of one thread,
-// launched by the graph it is in. ring, is_end: as of `stamp`. Waits for nothing, and ends at once.
+// First kernel of a graph whose runs the GPU times, and last one of a graph that the host launches. One block
+// of one thread, launched by its graph. ring, is_end: as of `stamp`. Waits for nothing, ends at once.
 #include "stamp.h"
 
 extern "C" __global__ void doorbell_stamp(volatile unsigned long long *ring, unsigned is_end)

@@ -4,10 +4,10 @@
 
 // Notes the begin or the end of a run of one graph. One thread calls it; waits for nothing.
 //
-// ring: words of 64 bits in device memory, which one graph writes and the CPU copies when that graph has ended:
+// ring: 64-bit words in device memory, written by one graph; the CPU copies them when that graph has ended:
 //   [0] runs that have ended
 //   [1] runs that are kept, a power of two, less one
-//   [2 + 2 × (run & [1])] when a run's first kernel began, in ns of the GPU's global timer; [3 + …] when its last one did
+//   [2 + 2 × (run & [1])] when a run's first kernel began, ns of the global timer; [3 + …] when its last did
 // is_end: 0 at the begin of a run, 1 at its end.
 static __device__ inline void stamp(volatile unsigned long long *ring, unsigned is_end)
 {

@@ -1,9 +1,9 @@
 //! Which graphs a GPU may launch by itself, judged from a description, before the driver is asked.
 //!
-//! Follows `cudaGraphInstantiateWithParams` of CUDA 13.0's headers: nodes on one device; kernels, copies, fills and child
-//! graphs of these only, and at least one of the first three; copies between device memory and pinned, mapped host memory
-//! only, no arrays. What only the driver can see (a kernel that launches kernels, cooperative launches on a shared GPU, a copy's
-//! pages) is left to it, and told in its words.
+//! Follows `cudaGraphInstantiateWithParams` of CUDA 13.0's headers. Nodes are on one device: only kernels,
+//! copies, fills and child graphs of these, at least one of the first three. Copies are only between device
+//! memory and pinned, mapped host memory, no arrays. What only the driver sees (a kernel that launches
+//! kernels, cooperative launches on a shared GPU, a copy's pages) is left to it, and reported in its words.
 
 #![forbid(unsafe_code)]
 

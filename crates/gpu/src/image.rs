@@ -1,9 +1,9 @@
-//! A linked image read as the ELF file that it is: machine, type, kernels, and which names are left for the driver.
+//! A linked image read as an ELF file: machine, type, kernels, and the names left for the driver.
 //!
-//! Follows the ELF-64 specification (System V ABI, chapters 4 and 5); 190 is `EM_CUDA`. Linking proves less than it
-//! seems: nvJitLink leaves `cudaGraphLaunch` undefined, with `libcudadevrt.a` and without, and says nothing; so what is
-//! left undefined is looked at here. The bytes may come from a file: every offset in them is checked before it is used.
-//! Left out: relocations, code, debug information.
+//! Follows the ELF-64 specification (System V ABI, chapters 4 and 5); 190 is `EM_CUDA`. nvJitLink leaves
+//! `cudaGraphLaunch` undefined without an error, with `libcudadevrt.a` or without, so undefined names are
+//! checked here. The bytes may come from a file: every offset in them is checked before use. Left out:
+//! relocations, code, debug information.
 
 #![forbid(unsafe_code)]
 
@@ -14,15 +14,15 @@ pub const EM_CUDA: u16 = 190;
 /// `e_type` of an image that can be loaded; 1 still wants a linker.
 const ET_EXEC: u16 = 2;
 const SHT_SYMTAB: u32 = 2;
-/// Most symbols, and the longest name, that are looked at: far more than any image of ours has, and little enough that
-/// a made-up file costs no memory to speak of.
+/// Most symbols, and the longest name, that are read: far above any image here, and low enough that a forged
+/// file costs little memory.
 const MOST_SYMBOLS: u64 = 1 << 16;
 const LONGEST_NAME: usize = 4096;
 
-/// Whether the driver itself supplies an undefined name when it loads the image: graph launch, the
-/// condition of a node, and the bounds of the shared memory that it keeps for itself (seen with CUDA 13.0: `offset0` for sm_90, `cap` too for sm_100). No name of
-/// C begins with a dot, so that the prefix hides none of ours. It would supply `__cuda_syscall_*` too, what kernels need
-/// that launch kernels: these are refused here, since no graph that the GPU launches may hold one.
+/// Whether the driver supplies an undefined name at load: graph launch, a node's condition, bounds of the
+/// shared memory that it reserves. (Seen with CUDA 13.0: `offset0` for sm_90, `cap` too for sm_100.) No C
+/// name begins with a dot, so the prefix hides none of ours. It would supply `__cuda_syscall_*` too, for
+/// kernels that launch kernels: refused here, since no graph that the GPU launches may hold one.
 pub fn supplied_by_the_driver(name: &str) -> bool {
     ["cudaGraphLaunch", "cudaGraphSetConditional"].contains(&name) || name.starts_with(".nv.reservedSmem.")
 }

@@ -1,8 +1,8 @@
 //! CUDA in three floors: `sys` mirrors C, `result` turns codes into errors, [`safe`] owns and drops.
 //!
-//! Follows the CUDA driver API, NVRTC, nvJitLink and NVML of CUDA 13.0. Driver, compiler and linker are found at run time: without
-//! them everything here builds and starts, and what is missing is an error that names it.
-//! Kernels are compiled once and kept ([`cache`]); what came out is looked at ([`image`]) before it is loaded.
+//! Follows the CUDA driver API, NVRTC, nvJitLink and NVML of CUDA 13.0. Driver, compiler and linker are found
+//! at run time: without them everything here builds and starts, and an error names what is missing. Kernels
+//! are compiled once and kept ([`cache`]); the result is checked ([`image`]) before it is loaded.
 //! Left out: other makers' GPUs, textures and arrays, memory pools, several GPUs in one graph.
 //! Knows neither RDMA nor models (INV-1).
 

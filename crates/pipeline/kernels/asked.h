@@ -1,4 +1,4 @@
-/*! What the CPU asks of a turn that it launches: a record in host memory, mirrored in src/gpu/by_cpu.rs. A test compares every offset. */
+/*! What the CPU asks of a turn: a host record, mirrored in src/gpu/by_cpu.rs. A test checks every offset. */
 #ifndef DB_ASKED_H
 #define DB_ASKED_H
 

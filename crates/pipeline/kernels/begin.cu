@@ -1,8 +1,8 @@
-/*! Begins a turn that the CPU has launched: the first kernel of cpu-gpu, in the place of wait_inputs. It waits for nothing.
+/*! Begins a turn that the CPU launched: cpu-gpu's first kernel, in place of wait_inputs. Waits for nothing.
  *
- * The CPU has found the request, checked its prefix, and seen to it that the WRITE of the slot's answer before has completed. It has
- * written the record before it launched this kernel, which orders the two, and does not write it again before `turns`, which is stored
- * with release, says that it was read.
+ * The CPU has found the request, checked its prefix, and seen the WRITE of the slot's last answer complete.
+ * It wrote the record before this launch, which orders the two. It does not write it again before `turns`,
+ * stored with release, says that it was read.
  */
 #include "asked.h"
 
@@ -38,6 +38,6 @@ extern "C" __global__ void begin_turn(struct db_served *at, struct db_turn *turn
         turn->count = client->place.count;
         turn->state = DB_TURN_REQUEST;
     }
-    /* Behind all reads of the record and of the place: the CPU writes both again once it has seen this count. */
+    /* Behind all reads of the record and the place: the CPU writes both again once it has seen this count. */
     db_store_release_sys64((db_u64) & ((struct db_counts *)at->counts)->turns, ++turn->counts.turns);
 }

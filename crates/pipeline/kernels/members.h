@@ -1,5 +1,5 @@
-/*! Clients that join and leave while the graph runs, and requests that arrive as receive completions: parts of the wait, one thread a
- * client. Only the block that waits and sends uses a client's structs, and it waits here.
+/*! Clients that join and leave while the graph runs, and requests as receive completions: parts of the wait,
+ * one thread a client. Only the block that waits and sends uses a client's structs, and it waits here.
  */
 #ifndef DB_MEMBERS_H
 #define DB_MEMBERS_H
@@ -9,9 +9,9 @@
 /* Receives of one update of the doorbell record, which costs a full fence. */
 #define DB_RECEIVES_AT_ONCE 8u
 
-/* Posts receives without buffers, of which a WRITE with immediate data takes one, until there are two for each slot, once there is no
- * more than one for each. A client has a request in each slot at most; so it finds a receive, and the fence is paid once in as many
- * requests as it has slots. */
+/* Posts receives without buffers, of which a WRITE with immediate data takes one. Once there is at most one a
+ * slot, fills up to two a slot. A client has one request a slot at most. So it finds a receive, and the fence
+ * is paid once in as many requests as it has slots. */
 DB_GPU_FN void db_refill(const struct db_served *at, db_u32 index) {
     const struct db_recv_wr wrs[DB_RECEIVES_AT_ONCE] = {};
     struct db_client *client = db_client_at(at, index);
@@ -84,7 +84,7 @@ DB_GPU_FN void db_leave(const struct db_served *at, db_u32 index) {
     place->refused = client->refused;
 }
 
-/* Does what the host wants of a place, and tells it. `early`: what it wanted when the caller looked, without any order. */
+/* Does what the host wants of a place, and tells it. `early`: what it wanted when looked at, unordered. */
 DB_GPU_FN void db_attend_place(const struct db_served *at, db_u32 index, db_u32 early) {
     struct db_client *client = db_client_at(at, index);
     struct db_place *place = (struct db_place *)at->places + index;
@@ -103,8 +103,8 @@ DB_GPU_FN void db_attend_place(const struct db_served *at, db_u32 index, db_u32 
     db_store_release_sys32((db_u64)&place->done, wanted);
 }
 
-/* Takes a client's receive completions: each names a slot, whose flag is set here as the NIC sets it elsewhere. At most as many as it
- * has slots, since a flood would hold up all clients. How many were strays. */
+/* Takes a client's receive completions: each names a slot, whose flag is set here as by the NIC elsewhere. At
+ * most as many as it has slots, since a flood would hold up all clients. How many were strays. */
 DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
     struct db_completion done;

@@ -1,12 +1,12 @@
-/*! What the kernels of a pipeline share with each other and with the Rust program that launches them. Each struct is mirrored in
- * src/gpu/layout.rs; a test compares every offset.
+/*! What a pipeline's kernels share with each other and with the Rust program that launches them. Each struct
+ * is mirrored in src/gpu/layout.rs; a test compares every offset.
  *
- * One turn is a row of launches, in order: wait_inputs, take_inputs, the model, put_outputs, send_outputs; or, with a model that reads
- * and writes the slot itself, wait_inputs, the model, send_outputs. Launches of one stream or graph end before the next one begins, which
- * orders them for the GPU. Only what a NIC or the CPU writes needs more:
+ * One turn is a row of launches, in order: wait_inputs, take_inputs, the model, put_outputs, send_outputs.
+ * For a model that works in the slot itself, take and put are left out. Launches of one stream or graph end
+ * before the next one begins, which orders them for the GPU. Only what a NIC or the CPU writes needs more:
  *
- *   a flag or a CQE       relaxed loads, then db_acquire_cqe(): the request lies in the same memory and was written before it
- *   an answer             db_ring(): its system-scope release covers what earlier launches stored, since this launch observed them
+ *   a flag or a CQE       relaxed loads, then db_acquire_cqe(): the request, in the same memory, came before
+ *   an answer             db_ring(): its system-scope release covers earlier launches' stores, observed here
  *   a completed WRITE     db_acquire_cqe() before the slot's answer may be overwritten
  *   a client that joins   db_load_acquire_sys32(wanted): the host wrote the rest of the place before
  *   a client that leaves  db_store_release_sys32(done): the queue's structs were stored back before
@@ -42,7 +42,7 @@ struct db_counts {
     db_u64 strays;   /* receive completions that name a slot that is another client's or in use */
 };
 
-/* The request that is served in this turn: the GPU's memory. wait_inputs writes it, the kernels behind it read it. */
+/* The request served in this turn: GPU memory. wait_inputs writes it, the kernels behind it read it. */
 struct db_turn {
     db_u32 state;    /* DB_TURN_* */
     db_u32 slot;     /* of the request; otherwise that of the request before */
@@ -61,7 +61,7 @@ struct db_turn {
     struct db_counts counts;
 };
 
-/* When the steps of a slot's request were taken, by db_clock_ns(), and the GPU's own memory: only while it is traced. */
+/* When the steps of a slot's request were taken, by db_clock_ns(): GPU memory, only while it is traced. */
 struct db_steps {
     db_u64 arrived; /* the receive completion's timestamp, by the NIC's clock */
     db_u64 looks;   /* the wait began that found it */
@@ -83,8 +83,8 @@ struct db_traced {
     db_u32 number; /* how many were answered with this one, its low half */
 };
 
-/* What the host wants of one client's place: host memory. The host writes `wanted` last, and the rest only while `done` equals
- * it. An odd number: a client is here. */
+/* What the host wants of one client's place: host memory. The host writes `wanted` last, and the rest only
+ * while `done` equals it. An odd number: a client is here. */
 struct db_place {
     struct db_kernel_queue queue;
     db_u64 answers;      /* where the answer of its first slot goes */
@@ -119,8 +119,8 @@ struct db_client {
     db_u64 progress_ns; /* when a send completed last, or the first one was seen; 0: none is in flight */
 };
 
-/* An answer that lies in its slot, for the CPU to post. The next one is told in the next record; a slot is told again only after its
- * `sending` is 0, so that no record is written over that the CPU has not read. */
+/* An answer in its slot, for the CPU to post. The next one goes to the next record. A slot is told again only
+ * after its `sending` is 0, so no record is overwritten that the CPU has not read. */
 struct db_told {
     db_u32 slot;
     db_u32 client; /* index of its place */
@@ -177,7 +177,7 @@ struct db_served {
     db_u64 outputs[DB_SLOT_MOST_TENSORS];
 };
 
-/* What a block that waits or sends has in its shared memory, where each look takes no trip of the GPU's bus, and no fence makes it take
+/* Shared memory of a block that waits or sends: no look takes a trip of the GPU's bus, nor does a fence cause
  * one. */
 struct db_own {
     struct db_served served;
@@ -257,7 +257,7 @@ DB_GPU_FN void db_end_chain(const struct db_served *at) {
     db_store_release_sys32(at->ends, 1);
 }
 
-/* Gives a queue up: the first reason stays. Its slots have no owner any more, so that the wait passes them. The chain ends. */
+/* Fails a queue: the first reason stays. Its slots lose their owner; the wait passes them. The chain ends. */
 DB_GPU_FN_OUTLINED void db_give_up(const struct db_served *at, db_u32 index, struct db_kernel_end end) {
     struct db_client *client = db_client_at(at, index);
     struct db_place *place = (struct db_place *)at->places + index;
@@ -303,16 +303,16 @@ DB_GPU_FN void db_note_end(db_u64 *when, db_u32 *blocks) {
 /* Threads of a block that waits or sends: as many as have registers. */
 #define DB_MOST_THREADS 512
 
-/* Slots that a thread looks at side by side. So 4,096 take one trip, also where the first warp does not look: with 8 a second trip took
- * 1 us of a turn (H200). */
+/* Slots that a thread looks at side by side. So 4,096 take one trip, also where the first warp does not look:
+ * with 8 a second trip took 1 us of a turn (H200). */
 #define DB_SEEN 9u
 
-/* How far apart threads are whose slots lie in the same place of two rows. Else one thread would find, and consider one behind the other, all
- * requests whose slots lie at distances of a power of two, as the first ones of clients do. Odd, and less than a row in DB_SEEN rows. */
+/* Distance of threads whose slots share a place of two rows. Else one thread would consider in turn all
+ * requests at distances of a power of two, as clients' first slots. Odd, less than a row in DB_SEEN rows. */
 #define DB_SKEW 37u
 
-/* Where a look finds flags and sequences, in registers: an access of another thread's word has the compiler load again what it knew before;
- * and which of the threads that look it is. */
+/* Where a look finds flags and sequences, and which of the looking threads it is. In registers: any access of
+ * another thread's word has the compiler load again what it knew before. */
 struct db_look {
     db_u64 flags, flag_stride, awaited;
     db_u32 me, threads, skew;
@@ -332,8 +332,8 @@ DB_GPU_FN db_u32 db_slot_in_row(struct db_look look, db_u32 base, db_u32 nth) {
     return base + nth * look.threads + (at < look.threads ? at : at - look.threads);
 }
 
-/* The sequence that a slot awaits, and its other words: plain loads, which may hit the L1 cache. This block has written them, before a barrier,
- * or an earlier kernel of the chain. Either order is causality order (PTX ISA, "Memory Consistency Model", 8.9.5), so no store races. */
+/* A slot's awaited sequence and other words: plain loads, which may hit L1. This block, before a barrier, or
+ * an earlier kernel wrote them: causality order (PTX ISA, "Memory Consistency Model", 8.9.5), so no race. */
 #ifdef DB_TWIN
 DB_GPU_FN db_u32 db_load_awaited(db_u64 awaited, db_u32 slot) { return db_load_relaxed32((const db_u32 *)awaited + slot); }
 DB_GPU_FN struct db_slot_words db_load_words(const struct db_slot_words *at) {
@@ -360,9 +360,9 @@ DB_GPU_FN int db_is_next(db_u64 flag, db_u32 awaited) {
 
 DB_GPU_FN db_u64 db_flag_of(struct db_look look, db_u32 slot) { return db_load_cqe_tail(look.flags + slot * look.flag_stride); }
 
-/* Looks at DB_SEEN rows from `base` on, below `end`: this thread's slots that have a flag, a bit each, and the flags. The loads lie side by side,
- * in one trip of the GPU's bus. Whether it is the flag of the next request is seen only where there is one: a request that is taken clears its
- * own. No order: the finder acquires. */
+/* Looks at DB_SEEN rows from `base` on, below `end`: this thread's slots that have a flag, a bit each, and
+ * the flags. The loads share one trip of the GPU's bus. Whether it is the next request's is checked only
+ * where one is: a request that is taken clears its own. No order: the finder acquires. */
 DB_GPU_FN db_u32 db_look_at(struct db_look look, db_u32 base, db_u32 end, db_u64 *flag) {
     db_u32 nth, found = 0;
     DB_UNROLL
@@ -412,7 +412,7 @@ DB_GPU_FN int db_is_sending(const struct db_served *at, db_u32 slot, struct db_s
     return sending != 0;
 }
 
-/* Fails a client that takes no answers: the NIC has not sent them for too long. `count`: completions just now. */
+/* Fails a client that takes no answers: the NIC has not sent them for too long. `count`: new completions. */
 DB_GPU_FN void db_check_progress(const struct db_served *at, db_u32 index, db_u32 count) {
     struct db_client *client = db_client_at(at, index);
     db_u64 now;
@@ -426,7 +426,7 @@ DB_GPU_FN void db_check_progress(const struct db_served *at, db_u32 index, db_u3
         db_give_up(at, index, db_kernel_end_of(client->sq.qpn, 0, DB_ETIMEDOUT, 0));
 }
 
-/* Takes what completed of a client's sends: an answer that was sent may be overwritten. One thread a client. How many. */
+/* Takes a client's completed sends: a sent answer may be overwritten. One thread a client. How many. */
 DB_GPU_FN db_u32 db_poll_sends(const struct db_served *at, db_u32 index) {
     struct db_client *client = db_client_at(at, index);
     struct db_completion done;
@@ -453,8 +453,8 @@ DB_GPU_FN db_u64 db_sent_tail(const struct db_client *client) {
     return db_load_cqe_tail(db_cqe_at(&client->send_cq, 0) + DB_CQE_OPCODE_QPN);
 }
 
-/* Copies `bytes` side by side, of which thread `me` of `all` does its share; both addresses are multiples of 16. `STORE` takes the
- * address and two words. */
+/* Copies `bytes` side by side, thread `me` of `all` its share; both addresses are multiples of 16. `STORE`
+ * takes the address and two words. */
 #define DB_COPY_SHARE(to, from, bytes, me, all, STORE)                                                        \
     do {                                                                                                      \
         db_u32 piece, whole = (bytes) / 16, rest = (bytes) & 15;                                              \

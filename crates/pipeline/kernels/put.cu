@@ -1,5 +1,5 @@
-/*! Copies the model's outputs into the answer of the slot: the kernel behind a model with buffers of its own, which waits for nothing. The
- * WRITE of the answer before has completed, or wait_inputs had passed the slot.
+/*! Copies the model's outputs into the slot's answer: the kernel behind a model with its own buffers. Waits
+ * for nothing: the WRITE of the answer before has completed, or wait_inputs had passed the slot.
  */
 #include "pipeline.h"
 

@@ -1,5 +1,5 @@
-/*! Stands for a model where the time of waiting and sending is measured (src/gpu/cost.rs): as many steps as a small model has, each of which
- * reads what other blocks have stored in the step before. The answer is the request.
+/*! Stands for a model where waiting and sending are timed (src/gpu/cost.rs). It has as many steps as a small
+ * one, each of which reads what other blocks stored in the step before. The answer is the request.
  */
 #include "grid.h"
 #include "order.h"
@@ -7,8 +7,8 @@
 /* Even: a step reverses the numbers. */
 #define DB_REVERSAL_STEPS 8u
 
-/* Where request and answer lie in slot `*index`, or in the grid's in a kernel that stays; and what lies between the steps. As many numbers
- * each. */
+/* Where request and answer lie in slot `*index`, or the grid's in a kernel that stays; and what lies between
+ * the steps. As many numbers each. */
 struct db_reversal {
     db_u64 slots, index, stride, request, answer;
     db_u64 between[2];

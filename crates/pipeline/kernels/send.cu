@@ -1,8 +1,8 @@
-/*! Sends the answer, or tells the CPU to: the last kernel of a turn before the relaunch. It waits for nothing.
+/*! Sends the answer, or tells the CPU to: a turn's last kernel before the relaunch. Waits for nothing.
  *
- * A ring has two blocks for each slot of its client, and a slot is not served while its answer is being sent; so there is always
- * room. An answer that was refused is its prefix alone: what a slot's tensors hold is of an earlier request, perhaps another
- * client's. One completion an answer; an error CQE is taken by the next wait that looks.
+ * A ring has two blocks for each slot of its client, and no slot is served while its answer is being sent. So
+ * there is always room. A refused answer is its prefix alone: the slot's tensors are of an earlier request,
+ * perhaps another client's. One completion an answer; the next wait that looks takes an error CQE.
  */
 #ifndef DB_SEND_CU
 #define DB_SEND_CU
@@ -24,8 +24,8 @@ DB_GPU_FN db_u64 db_answer_word(const struct db_served *at, const struct db_turn
     }
 }
 
-/* Marks the client's requests that have come with the number of the one that is served: they are refused in their turn. A request that
- * comes between here and the answer's doorbell is not seen. All threads from `first` on. */
+/* Marks the client's requests that have come with the served one's number: they are refused in their turn.
+ * One that comes between here and the answer's doorbell is not seen. All threads from `first` on. */
 DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *turn, db_u32 first) {
     const struct db_look look = db_look_of(at, first);
     const db_u32 end = turn->first + turn->count;
@@ -53,7 +53,7 @@ DB_GPU_FN void db_mark_twice(const struct db_served *at, const struct db_turn *t
     }
 }
 
-/* Posts the WRITEs of an answer, the last one with a completion. What they send need not be there before the doorbell. */
+/* Posts an answer's WRITEs, the last with a completion. What they send must be there only at the doorbell. */
 DB_GPU_FN int db_post_answer(const struct db_served *at, const struct db_turn *turn, const struct db_place *place, struct db_sq *sq) {
     db_u64 local = at->slots_nic + turn->slot * at->slot_stride + at->answer, remote;
     db_u32 is_whole = turn->status == DB_SLOT_STATUS_OK, nth = turn->slot - place->first;
@@ -97,7 +97,7 @@ DB_GPU_FN void db_trace(const struct db_served *at, const struct db_turn *turn, 
     db_store_release_sys32((db_u64)&traced->number, number + 1);
 }
 
-/* Sends the answer of a turn, unless its queue has failed meanwhile: all threads of a block, in whose shared memory all of this lies. */
+/* Sends a turn's answer, unless its queue has failed: all threads of a block. All is in its shared memory. */
 DB_GPU_FN void db_send_outputs(const struct db_served *at, const struct db_turn *turn, struct db_counts *counts) {
     const db_u32 thread = db_block_thread(), credits = db_credits_of(at, turn->count);
     /* The first thread that looks at slots: a block of one warp has no other. */
@@ -134,7 +134,7 @@ DB_GPU_FN void db_send_outputs(const struct db_served *at, const struct db_turn 
 #endif
     if (thread || dead) return;
     db_store64(answer + at->answer_tail, db_slot_flag(turn->sequence));
-    /* Before the answer, since the client may send as soon as it has that. Where the CPU polls, it has done so. */
+    /* Before the answer, since the client may send once it has that. Where the CPU polls, it has done so. */
     if (!error && at->arrival == DB_ARRIVAL_SEND && client->rq.wqes) error = db_post_slot(at, client, turn->slot);
     if (error) {
         db_give_up(at, turn->client, db_kernel_end_of(client->sq.qpn, turn->slot, error, 0));

@@ -1,29 +1,29 @@
-/*! All turns of a pipeline in one launch that stays on the GPU, with a model that works in the slots: its first step reads the request
- * where the NIC wrote it, and its last one writes the answer where the NIC reads it. So nothing is copied.
+/*! All turns in one launch that stays on the GPU. The model works in the slots, so nothing is copied. Its
+ * first step reads the request where the NIC wrote it, its last one writes the answer where the NIC reads it.
  *
- * The last block is the I/O block: it waits for requests (wait.cu) and sends answers (send.cu). All others run the model, and meet
- * among themselves. While they run turn N, the I/O block sends answer N-1 and looks for request N+1.
+ * The last block is the I/O block: it waits for requests (wait.cu) and sends answers (send.cu). The others
+ * run the model, meeting among themselves. In turn N the I/O block sends answer N-1 and looks for N+1.
  *
  *   I/O block    finds N+1, offers it     is told that N is done, sends N     finds N+2, offers it
  *   the others   run N                    take the offer of N+1               run N+1
  *
- * Turns are counted from 1. An offer is one word of 64 bits: the turn, and the slot where the model works. A turn is offered as soon as its
- * request is found, also while the turn before runs. So the others find the next offer behind their last step, and wait for nothing. A turn
- * is offered once the one before the last is done. Offers of even and of odd turns lie apart. A block that has not read an offer has not done
- * its turn; so no offer is written over that a block still reads. Four edges beside those of pipeline.h, the first three of scope .gpu:
+ * Turns are counted from 1. An offer is one word of 64 bits: the turn, and the slot where the model works. A
+ * turn is offered as soon as its request is found, also while the turn before runs, once the one before the
+ * last is done. So the others find the next offer behind their last step, without a wait. Offers of even and
+ * odd turns lie apart. A block that has not read an offer has not done its turn: no unread offer is
+ * overwritten. Four edges beside those of pipeline.h, the first three of scope .gpu:
  *
- *   the offer             db_grid_fence() and a store, a load and db_grid_fence(): what the I/O block acquired from the NIC, before the model
- *                         reads it
- *   the last step         grid.h's barrier: what every block stored of the answer, before the first block says that the turn is done
- *   the turn is done      that barrier's last fence and a store, a load and db_acquire_room(): the same, before db_ring() publishes it
- *   the answer is sent    the slot's `sending`, from the take to the completion: no slot is offered while it is computed or sent
+ *   the offer             db_grid_fence() and a store, a load and db_grid_fence(): what the I/O block
+ *                         acquired from the NIC, before the model reads it
+ *   the last step         grid.h's barrier: each block's stores of the answer, before block 0 says it is done
+ *   the turn is done      grid.h's last fence, a store, a load, db_acquire_room(): the same, before db_ring()
+ *   the answer is sent    the slot's `sending`, take to completion: none is offered while computed or sent
  *
- * A wait ends as wait.cu says, and at once when the turn that runs is done: a lone request is sent while no other comes. A bad request is a
- * turn without a slot. So is a wait that found nothing while nothing ran: it tells the others that the I/O block is there. A client whose
- * request runs leaves only after its answer is sent: nothing more is looked for until then (`held`).
- *
- * The cancel word ends the kernel after a wait that found nothing, or at each 16th turn, behind the answer of the turn that runs. A block
- * that waits too long for an offer, for the others or for the end of a turn says so to all, and the kernel ends.
+ * A wait ends as wait.cu says, and at once when the turn that runs is done: a lone request is answered. A bad
+ * request is a turn without a slot. So is an empty wait while nothing ran: it shows that the I/O block lives.
+ * A client whose request runs leaves only after its answer is sent: until then no search begins (`held`). The
+ * cancel word ends the kernel after a wait that found nothing, or at each 16th turn, behind the running
+ * turn's answer. A block that waits too long (offer, others, turn's end) tells all, and the kernel ends.
  */
 #include "grid.h"
 #include "resident.h"
@@ -34,14 +34,14 @@
 #define DB_NO_SLOT 0xffffffffu /* the model does not run in this turn */
 #define DB_LAST 0xfffffffeu    /* there is no turn */
 
-/* What the I/O block and the model tell each other: memory of the GPU's, 0 at the launch, each word on a line of its own. */
+/* What the I/O block and the model tell each other: GPU memory, 0 at the launch, a line for each word. */
 struct db_resident_words {
     unsigned int grid[32]; /* two are the barrier's */
     db_u64 offers[2][16];  /* of even and of odd turns */
     db_u32 done[32];       /* the last turn that is */
 };
 
-/* The model: a function of another unit, or on the twin, which links none, a kernel's entry, which takes pointers to its arguments. */
+/* The model: another unit's function; on the twin, which links none, a kernel's entry, given pointers. */
 #ifdef DB_TWIN
 DB_GPU_FN void db_run_model(db_u64 model, db_u64 entry, struct db_grid *grid) {
     void *arguments[2] = {&model, &grid};
@@ -52,7 +52,7 @@ extern "C" __device__ void db_model(unsigned long long model, struct db_grid *gr
 DB_GPU_FN void db_run_model(db_u64 model, db_u64, struct db_grid *grid) { db_model(model, grid); }
 #endif
 
-/* The slot of the turn that is offered: all threads of a block of the model, which share `slot`. DB_LAST also if the I/O block is late. */
+/* The offered turn's slot: all threads of a model block, which share `slot`. DB_LAST also if I/O is late. */
 DB_GPU_FN db_u32 db_take_offer(const struct db_resident_words *words, struct db_grid *grid, db_u32 turn, db_u32 &slot) {
     if (!db_block_thread()) {
         struct db_grid_wait wait = {0, 0};
@@ -86,8 +86,8 @@ DB_GPU_FN void db_run_turns(struct db_resident_words *words, struct db_grid *gri
     }
 }
 
-/* Waits until a turn is done: all threads of the I/O block. Not 0: a block is late. `is_known`: the wait for a request has seen that it is
- * done. `done_ns`: the first thread's, when that is so. */
+/* Waits until a turn is done: all threads of the I/O block. Not 0: a block is late. `is_known`: the wait for
+ * a request has seen the end. `done_ns`: the first thread's, when that is so. */
 DB_GPU_FN int db_wait_done(struct db_beside beside, struct db_grid *grid, struct db_grid_wait *wait, int is_known, db_u64 *done_ns) {
     int late = 0;
     if (!db_block_thread()) {
@@ -104,7 +104,7 @@ DB_GPU_FN int db_is_late(const struct db_grid *grid, struct db_grid_wait *wait) 
     return db_block_any(!db_block_thread() && db_grid_is_late(grid, wait));
 }
 
-/* Looks for the next turn, or ends all at once if the host wants an end: all threads of the I/O block, which meet behind it. */
+/* Looks for the next turn, or ends if the host wants it: all threads of the I/O block, which then meet. */
 DB_GPU_FN void db_next_turn(const struct db_served *at, struct db_turn *turn, struct db_found &found, struct db_beside beside) {
     int stops = !db_block_thread() && !(turn->counts.turns & 15) && db_load_acquire_sys32(at->cancel);
     if (!db_block_any(stops)) {
@@ -181,9 +181,9 @@ DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, st
     db_copy_back(own, turn);
 }
 
-/* Launch: cooperative, two blocks or more, of DB_RESIDENT_THREADS threads, or as many as the model's function takes. `model`, `entry`: what
- * db_run_model() runs. `limit_ns`: longest wait of a block for another. `alone`: if it is not 0, the model runs so many times and nothing
- * is waited for or sent, for measurements: the turn then has the begin and the end as `begun_ns` and `sent_ns`. */
+/* Launch: cooperative, two blocks or more, of DB_RESIDENT_THREADS threads or as many as the model's function
+ * takes. `model`, `entry`: what db_run_model() runs. `limit_ns`: longest wait between blocks. `alone`: if not
+ * 0, the model's runs, without waits or sends, to be measured from `begun_ns` to `sent_ns` of the turn. */
 extern "C" __global__ void __launch_bounds__(DB_RESIDENT_THREADS)
     serve(const struct db_served *at, struct db_turn *turn, db_u64 model, db_u64 entry, struct db_resident_words *words, db_u64 limit_ns,
           db_u64 alone) {

@@ -1,8 +1,8 @@
-/*! Copies a request's tensors out of its slot into the model's inputs: the second kernel of a turn whose model has
- * buffers of its own. It waits for nothing.
+/*! Copies a request's tensors out of its slot into the model's inputs: a turn's second kernel, if the model
+ * has buffers of its own. It waits for nothing.
  *
- * Lengths and offsets are those of the model, which the prefix was compared with; nothing that the client wrote leads anywhere.
- * Once it has ended the client may write its next request there.
+ * Lengths and offsets are the model's, which the prefix was compared with; nothing that the client wrote
+ * leads anywhere. Once it has ended the client may write its next request there.
  */
 #include "pipeline.h"
 

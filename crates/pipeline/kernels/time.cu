@@ -1,7 +1,7 @@
-/*! Tells the GPU's time in turns with the CPU, for the offset between both clocks. Launched beside the kernels that serve.
+/*! Tells the GPU's time in turns with the CPU, for the offset of the clocks. Launched beside serving kernels.
  *
- * In each of `rounds` turns the CPU writes the turn's number, counted from 1, and this kernel the time and then the number. `words`, in
- * host memory: the CPU's number at 0, the kernel's at 64, the time at 128. It ends after `limit_ns`.
+ * In each of `rounds` turns the CPU writes the turn's number, from 1, then this kernel the time and the
+ * number. `words`, in host memory: CPU's number at 0, kernel's at 64, time at 128. It ends after `limit_ns`.
  */
 #include "pipeline.h"
 

@@ -1,20 +1,21 @@
 /*! Waits for a request, reads its prefix once and checks it: the first kernel of a turn.
  *
- * Clients have their turn, and each client's slots: the search begins behind the slots of the client that was served last. A slot is
- * passed while the NIC may still read the answer before; so neither the model nor send_outputs ever has to wait. A wait ends by a
- * request, by the cancel word, by the host's own slot marked as stop, by a queue that fails, or after `wait_ns`. Across PCIe (cancel
- * word, places, completions) it looks each 64th round, after `attend_ns`, and when nothing but a slot that is being sent has a request.
- * Checked: magic, version, status, sequence, slot, model and table of tensors; that the request's number is not outstanding
- * (send_outputs marks those); that no more of the client's requests wait than its credits allow. Beside a turn that runs (serve.cu) its
- * request counts for both, completions of answers are looked for each DB_BESIDE_ROUNDS-th round, and the end of that turn ends the wait.
+ * Clients have their turn, and each client's slots: the search begins behind the slots of the client served
+ * last. A slot is passed while the NIC may still read its last answer: the model and send_outputs never wait.
+ * A wait ends by a request, the cancel word, the host's own slot marked as stop, a queue that fails, or after
+ * `wait_ns`. It looks across PCIe (cancel word, places, completions) each 64th round, after `attend_ns`, and
+ * when only a slot that is being sent has a request. Checked: magic, version, status, sequence, slot, model
+ * and table of tensors; that the request's number is not outstanding (send_outputs marks those). No more of a
+ * client's requests may wait than its credits allow. Beside a turn that runs (serve.cu) its request counts
+ * for both, each DB_BESIDE_ROUNDS-th round looks for answers' completions, and that turn's end ends the wait.
  */
 #ifndef DB_WAIT_CU
 #define DB_WAIT_CU
 
 #include "members.h"
 
-/* A request that a round has found, as one number, of which the least is the nearest: how many slots lie from the begin of the search to
- * its client's, and from that client's turn to it, and in the low half its slot. */
+/* A request that a round has found, as one number, the least the nearest. High half: slots from the begin of
+ * the search to its client's, plus those from that client's turn to it. Low half: its slot. */
 typedef unsigned long long db_near;
 #define DB_NOWHERE (~0ull)
 
@@ -56,8 +57,8 @@ DB_GPU_FN int db_is_done(db_u32 done, db_u32 turn) { return (int)(done - turn) >
 #define DB_FAULT_MODEL 4u
 #define DB_FAULT_TENSORS 8u
 
-/* What lies across PCIe: places that the host has changed, and completions. All threads, which meet behind it. A client whose request runs
- * stays. */
+/* What lies across PCIe: places that the host has changed, and completions. All threads, which meet behind
+ * it. A client whose request runs stays. */
 DB_GPU_FN_OUTLINED void db_attend(const struct db_served *at, struct db_found *found) {
     db_u32 index;
     for (index = db_block_thread(); index < at->client_count; index += db_block_threads()) {
@@ -100,7 +101,7 @@ DB_GPU_FN db_u32 db_status_of_faults(db_u32 faults) {
     return faults ? DB_SLOT_STATUS_BAD_TENSORS : DB_SLOT_STATUS_OK;
 }
 
-/* Counts the requests of a client that have come and are not answered, if it may have fewer than slots. All threads. */
+/* Counts a client's requests that wait for an answer, if it may have fewer than slots. All threads. */
 DB_GPU_FN void db_count_waiting(const struct db_served *at, const struct db_turn *turn, struct db_found *found) {
     const struct db_look look = db_look_of(at, 0);
     const db_u32 end = turn->first + turn->count;
@@ -194,7 +195,7 @@ DB_GPU_FN struct db_client_slots db_slots_of(const struct db_served *at, db_u32 
     return loaded;
 }
 
-/* Requests whose slots are still being sent: the nearest and the farthest of a thread; of none DB_NOWHERE and 0. */
+/* Requests whose slots are still being sent: a thread's nearest and farthest; of none DB_NOWHERE and 0. */
 struct db_blocked {
     db_near near, far;
     db_u32 owner; /* of the farthest */
@@ -228,8 +229,8 @@ DB_GPU_FN void db_consider(const struct db_served *at, struct db_look look, db_u
     }
 }
 
-/* One round over all slots; `last`: the client that was served last, and is mostly the next one. No two requests are as near, since each
- * slot is one client's, and a client's slots follow one another. */
+/* One round over all slots; `last`: the client served last, mostly the next one too. No two requests are as
+ * near, since each slot is one client's, and a client's slots follow one another. */
 DB_GPU_FN void db_round(const struct db_served *at, struct db_look look, db_u32 count, db_u32 first, db_u32 last,
                         struct db_mine *mine, struct db_blocked *blocked) {
     /* In the trip of the first look. */
@@ -242,14 +243,14 @@ DB_GPU_FN void db_round(const struct db_served *at, struct db_look look, db_u32 
     }
 }
 
-/* Whether a request waits for nothing but its slot's completion that is nearer than the one to be served, or another client's: the next
- * wait looks for it. A client's own, behind that one, have time until a round finds nothing. */
+/* Whether a request that waits only for its slot's completion is nearer than the served one, or another
+ * client's: the next wait looks for it. A client's own later ones have time until a round finds nothing. */
 DB_GPU_FN int db_passes(const struct db_blocked *blocked, db_near nearest, db_u32 client) {
     return blocked->near != DB_NOWHERE && (blocked->near < nearest || blocked->owner != client);
 }
 
-/* The finder tells the others of its request, and notes its client: that one's next turn begins behind the request, and the next search
- * behind the client. All threads have read where the search began. */
+/* The finder tells the others of its request, and notes its client: its next turn begins behind the request,
+ * the next search behind the client. All threads have read where the search began. */
 DB_GPU_FN void db_tell_found(const struct db_served *at, struct db_turn *turn, const struct db_mine *mine, struct db_found *found) {
     const db_u32 behind = mine->first + mine->count;
     db_u32 next = (db_u32)mine->near + 1 - mine->first;
@@ -265,9 +266,8 @@ DB_GPU_FN void db_tell_found(const struct db_served *at, struct db_turn *turn, c
     turn->count = mine->count;
 }
 
-/* Takes completions: of requests; and of answers, once a round has found nothing, or the turn before has passed a slot that was being
- * sent, so that a slot is free when its next request comes. All threads, which meet behind it, since a slot's words are another thread's to
- * see. */
+/* Takes completions of requests. Takes answers' once a round found nothing or the turn before passed a slot
+ * being sent, to free it for its next request. All threads, which meet: others see a slot's words. */
 DB_GPU_FN_OUTLINED void db_poll(const struct db_served *at, int with_sends, struct db_found *found) {
     db_u32 index;
     for (index = db_block_thread(); index < at->client_count; index += db_block_threads()) {
@@ -282,9 +282,8 @@ DB_GPU_FN_OUTLINED void db_poll(const struct db_served *at, int with_sends, stru
     db_block_sync();
 }
 
-/* One wait, by all threads of a block: `at` and `turn` lie in its shared memory, and so does `found`. A block of one thread walks over all
- * slots, as the paper's release does. A round looks at all slots side by side: one trip for DB_SEEN slots a thread. While a turn runs, only
- * each DB_BESIDE_ROUNDS-th round looks for completions of answers, and the wait ends at once when that turn is done. */
+/* One wait, by all threads of a block, in whose shared memory `at`, `turn` and `found` lie. A single thread
+ * walks over all slots, as the paper's release does. A round takes one trip for DB_SEEN slots a thread. */
 DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, struct db_found &found, struct db_beside beside) {
     struct db_wait wait = {0, at->cancel, 0}; /* the first thread's */
     const struct db_look look = db_look_of(at, 0);
@@ -309,8 +308,8 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
         turn->passed = 0;
         found = none;
     }
-    /* Across PCIe, and first: a kernel does not end before its stores have arrived. By a thread that seldom finds a request, since the
-     * finder's fence waits for the stores of its warp. */
+    /* Across PCIe, and first: a kernel does not end before its stores have arrived. By a thread that seldom
+     * finds a request, since the finder's fence waits for its warp's stores. */
     if (thread == db_block_threads() - 1) DB_COUNT(at, &turn->counts, turns, 1);
     db_block_sync();
 #ifdef DB_DEFECT_PASSED_FOR_LONG
@@ -347,7 +346,7 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
             attend |= now || !(wait.turns & 63);
         }
         if (mine.near != DB_NOWHERE) atomicMin(&found.nearest, mine.near);
-        /* One barrier a round, after which all threads know the same. Beside a turn a blocked slot is seldom worth a trip. */
+        /* One barrier a round: then all agree. Beside a turn a blocked slot is seldom worth a trip. */
         if (!sends && beside.runs) blocked.near = DB_NOWHERE;
         if (!db_block_any(mine.near != DB_NOWHERE || blocked.near != DB_NOWHERE || attend)) continue;
         attend = 0;

@@ -1,4 +1,4 @@
-//! A client's end on the server and its connection, whichever processor waits: [`cpu::Endpoint`] and [`gpu::Endpoint`].
+//! A client's server end and its connection, whichever processor waits: [`cpu::Endpoint`], [`gpu::Endpoint`].
 
 use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{Qp, QpType};
@@ -32,7 +32,7 @@ pub trait End: Send + 'static {
     /// Where the client wants its answers. Error: they do not fit there.
     fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<(), EndError>;
 
-    /// Exchanges the queue pair's and the regions' data with the client, and connects the queue pair. Behind it comes a barrier.
+    /// Exchanges queue pair and region data with the client, and connects the queue pair. A barrier follows.
     fn connect(
         &mut self,
         session: &mut Session,

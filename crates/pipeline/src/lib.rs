@@ -1,7 +1,7 @@
-//! A served request from its arrival to its answer: wait for inputs, model, send outputs, launch again. To this crate a
-//! model is work that it records, and the addresses of its inputs and outputs.
+//! A served request from its arrival to its answer: wait for inputs, model, send outputs, launch again. To
+//! this crate a model is work that it records, and the addresses of its inputs and outputs.
 //!
-//! The modes are [`Mode`]; in [`cpu`] a thread waits, in [`gpu`] kernels do, and [`gpu::by_cpu`] is where one waits and the others post.
+//! Modes ([`Mode`]): a thread waits in [`cpu`], kernels in [`gpu`]; in [`gpu::by_cpu`] it waits, they post.
 
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 

@@ -1,4 +1,4 @@
-//! The modes of a pipeline: the processor that waits for requests, the one that posts answers, and what launches the model.
+//! The modes of a pipeline: which processor waits for requests, which posts answers, what launches the model.
 
 /// Where a step of a turn runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -52,7 +52,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Connects to a server's queue pair in RESET, whose slots and flags lie `there`. `receives`: that it posts at first.
+    /// Connects to a server's queue pair in RESET, with slots and flags `there`. Posts `receives` at first.
     pub fn new(
         server: &Qp,
         there: [RegionOffer; 2],
@@ -147,7 +147,7 @@ impl Peer {
         });
     }
 
-    /// Writes to its first slot while `end` runs and a little longer: the error that a write ended with, if one did.
+    /// Writes to its first slot while `end` runs and a little longer: the error that ended a write, if any.
     pub fn failure_while(mut self, end: impl FnOnce() + Send) -> Option<String> {
         const ON_THEIR_WAY: usize = 8;
         let mut done = [Completion::default(); ON_THEIR_WAY];
@@ -183,7 +183,7 @@ impl Peer {
         self.memory.word64(word).load(Ordering::Acquire) == flag(asked.sequence)
     }
 
-    /// Waits for a slot's answer, while `pump` has the server work: its status, and whether its values are the model's.
+    /// Waits for a slot's answer, while `pump` has the server work: its status, and if its values are right.
     pub fn answer(&mut self, asked: Asked, pump: &mut dyn FnMut()) -> (Status, bool) {
         let mut completions = [Completion::default(); 8];
         wait_for("answer", || {
@@ -263,8 +263,8 @@ pub fn failure(context: &Context, served: &mut Served, mode: Mode) -> String {
     })
 }
 
-/// Two clients, several rounds, one that leaves while the other goes on; then its slots are granted again, and a client whose memory
-/// refuses its answer is given up alone. How many were answered.
+/// Two clients, several rounds; one leaves while the other goes on. Then its slots are granted again, and a
+/// client whose memory refuses its answer fails alone. How many were answered.
 pub fn serves(context: &Context, served: &mut Served, mode: Mode, arrival: Arrival) -> u64 {
     let mut peers = [0, 0].map(|wrong| join(context, served, mode, arrival, wrong));
     let mut answered = 0;
@@ -310,8 +310,8 @@ pub fn serves(context: &Context, served: &mut Served, mode: Mode, arrival: Arriv
     answered + 3
 }
 
-/// The next request of a slot comes before the NIC could read the answer of the one before to its end: the client has no receive that
-/// the answer takes. Whether that answer comes whole. `waits`: without the planted defect.
+/// A slot's next request comes before the NIC could read its last answer to the end: the client has no
+/// receive for the answer. Whether that answer comes whole. `waits`: without the planted defect.
 pub fn read_late(context: &Context, served: &mut Served, mode: Mode, waits: bool) -> bool {
     if !waits {
         served.forget_sending();
@@ -335,8 +335,8 @@ pub fn read_late(context: &Context, served: &mut Served, mode: Mode, waits: bool
     is_whole
 }
 
-/// Whether an answer is ever torn where nothing waits. The NIC may have read the first answer before the second one was written: on a busy
-/// machine once in forty tries.
+/// Whether an answer is ever torn where nothing waits. The NIC may have read the first answer before the
+/// second one was written: on a busy machine once in forty tries.
 pub fn is_ever_torn(is_whole: impl Fn() -> bool) -> bool {
     (0..5).any(|_| !is_whole())
 }

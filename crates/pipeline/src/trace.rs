@@ -1,19 +1,19 @@
 //! When the steps of served requests were taken, for figure 6 of the paper.
 //!
-//! A request's service begins when the NIC has written its receive completion, whose timestamp the device's clock gives, and ends
-//! behind the doorbell of its answer. Both are turned into the system's time: the NIC's by [`verbs::Clock`], a GPU's by an offset that
-//! was measured before and after.
+//! A request's service begins when the NIC has written its receive completion, stamped by the device's clock.
+//! It ends behind the doorbell of its answer. Both are turned into the system's time: the NIC's by
+//! [`verbs::Clock`], a GPU's by an offset that was measured before and after.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A step of a request, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// It waits for its turn: the server was not looking yet, or had no room. The paper's release leaves it out.
+    /// It waits for its turn: the server was not looking yet, or had no room. The release leaves it out.
     Queue,
     /// The server looks for it, until it is found, checked and begun.
     Wait,
-    /// The CPU has it copied into the GPU's memory; in the faithful baseline with the wait for the run before, as in the release.
+    /// The CPU's copy to the GPU; in the faithful baseline, as in the release, after a wait for the last run.
     ToGpu,
     /// The GPU copies it into the model's inputs, unless the model reads the slot.
     CopyIn,
@@ -86,7 +86,7 @@ impl Sample {
     }
 }
 
-/// How long the steps of a request took that is computed beside the thread that serves; 0 where there is no such step.
+/// How long the steps of a request took that an offload computes; 0 where there is no such step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OffloadTimes {
     /// Until a thread took the request that was begun, or the GPU, whose run before was not over.
@@ -104,7 +104,7 @@ pub struct Trace {
     pub samples: Vec<Sample>,
     /// Answers whose record was written over, or for which there was no room, before it was read.
     pub lost: u64,
-    /// Answers whose receive completion is stamped later than it was found, by more than `clock_error_ns`: they give no sample.
+    /// Answers without a sample: their receive completion's stamp is over `clock_error_ns` later than found.
     pub disordered: u64,
     /// Largest error of the offset between the GPU's clock and the system's; 0: no GPU's clock took part.
     pub clock_error_ns: u64,

@@ -1,4 +1,4 @@
-//! The graph of a turn, recorded on a stand-in of CUDA's driver (`crates/gpu/tests/gpu/stand_in.c`): its nodes are counted, none is run.
+//! The nodes of a turn's graph, recorded on a stand-in of CUDA's driver (`crates/gpu/tests/gpu/stand_in.c`).
 
 #![allow(clippy::unwrap_used)]
 

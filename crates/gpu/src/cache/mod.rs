@@ -1,11 +1,11 @@
-//! Images on disk, so that a program compiles its kernels once: every file there is checked, and nothing that can go
-//! wrong with it is an error of the program.
+//! Images on disk, so that a program compiles its kernels once. Every file there is checked; no failure of
+//! the cache is an error of the program.
 //!
-//! An entry is a file named after its key, the SHA-256 of all that the image depends on; in it stand key, length and SHA-256
-//! of the content. What is damaged, cut off, or another's is built again, and said. Writers write under a name of their
-//! own and rename, so that any number of processes may build the same entry at once: each reads a whole one or none.
-//! A folder that cannot be written (read-only, full) costs a compile each time, and one sentence.
-//! The checksum is against accidents: a user who can write to the folder chooses what runs on the GPU, so it is made for its
+//! An entry is a file named after its key, the SHA-256 of all that the image depends on. It holds key, length
+//! and SHA-256 of the content. A damaged, truncated or foreign entry is rebuilt, with a message. Writers
+//! rename a file of their own: any number of processes may build one entry at once, each reads a whole one or
+//! none. An unwritable folder (read-only, full) costs a compile each time, and one message. The checksum is
+//! against accidents: a user who can write to the folder chooses what runs on the GPU. So it is made for its
 //! owner alone. Left out: a limit on its size (entries are some 200 KiB; delete the folder at any time).
 
 #![forbid(unsafe_code)]
@@ -57,7 +57,7 @@ impl std::fmt::Debug for Cache {
 }
 
 impl Cache {
-    /// In `DOORBELL_CACHE`, else `$XDG_CACHE_HOME/doorbell`, else `~/.cache/doorbell`; without a home there is none.
+    /// In `DOORBELL_CACHE`, else `$XDG_CACHE_HOME/doorbell`, else `~/.cache/doorbell`; none without a home.
     pub fn usual() -> Cache {
         let cache = Cache::of(usual_folder(&|name| std::env::var_os(name)));
         if cache.folder.is_none() {

@@ -1,4 +1,4 @@
-//! What may happen to a cache: damage, folders that cannot be written, a full disk, other processes, killed writers.
+//! Failures of a cache: damage, unwritable folders, a full disk, other processes, killed writers.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
@@ -167,7 +167,7 @@ fn a_full_disk_is_said_once_and_leaves_no_part_of_an_entry() {
         return;
     }
     let folder = Folder::new("full");
-    // Writing stops after 32 KiB, as on a disk that is full; the signal that comes with it is not one a disk sends.
+    // Writing stops after 32 KiB, as on a full disk, which sends no signal: the limit's is ignored.
     let test = "cache::tests::a_full_disk_is_said_once_and_leaves_no_part_of_an_entry";
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$@\"", "sh"]).args(us(test, &folder.0));

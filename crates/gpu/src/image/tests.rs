@@ -1,4 +1,4 @@
-//! Images laid by hand after the ELF-64 specification, and what a damaged one may do: be refused, and nothing else.
+//! Images laid out by hand after the ELF-64 specification; a damaged one is refused, nothing worse.
 
 use super::*;
 
@@ -7,7 +7,7 @@ const OBJECT: u8 = 0x11;
 const NO_TYPE: u8 = 0x10;
 const LOCAL: u8 = 0x02;
 
-/// A file header, three section headers (null, symbols, names), symbols and names. `symbols`: name, st_info, st_shndx.
+/// File header, three section headers (null, symbols, names), symbols, names. `symbols`: name, info, shndx.
 fn image(machine: u16, kind: u16, symbols: &[(&str, u8, u16)]) -> Vec<u8> {
     let mut names = vec![0u8];
     let mut table = vec![0u8; 24];

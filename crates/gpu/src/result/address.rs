@@ -1,7 +1,7 @@
 //! What the driver says of an address, asked without loading the driver, starting it, or making a context.
 //!
-//! For memory that another part of this process allocated: where CUDA has not been used nothing here has an effect, and the
-//! thread's current context stays what it was. Numbers of attributes are those of `CUpointer_attribute` in `cuda.h`.
+//! For memory that another part of this process allocated: where CUDA has not been used nothing here has an
+//! effect. The current context stays. Attribute numbers are those of `CUpointer_attribute` in `cuda.h`.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ use super::driver::CUdeviceptr;
 use super::library::function_at;
 use super::{Error, Result};
 
-/// `cuPointerGetAttributes`; its result is a plain integer, since a newer driver may give one that no enumeration knows.
+/// `cuPointerGetAttributes`, with an integer result: a newer driver may return one that no enumeration knows.
 type GetAttributes = unsafe extern "C" fn(c_uint, *const c_uint, *const *mut c_void, CUdeviceptr) -> c_uint;
 
 /// `CU_MEMORYTYPE_HOST`.
@@ -28,7 +28,7 @@ const NOT_RUNNING: [u32; 2] = [3, 4];
 /// What the driver tells of one address; 0 and `false` where it tells nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PointerAttributes {
-    /// Context that it was made in, as a number; 0: in none, as memory of a pool and what is mapped page by page.
+    /// Context it was made in, as a number; 0: in none, as pool memory and memory mapped page by page.
     pub context: usize,
     /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`; 0 for an address that CUDA does not know.
     pub memory_type: u32,
@@ -49,8 +49,8 @@ pub struct PointerAttributes {
 
 const RTLD_NOLOAD: c_int = libc::RTLD_NOLOAD;
 
-/// How many objects the loader has taken in since the process began. Asked without the lock that it holds while it runs an
-/// object's initialisers.
+/// How many objects the loader has loaded since the process began. Asked without the lock that it holds while
+/// it runs an object's initialisers.
 fn taken_in() -> u64 {
     unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
         // SAFETY: the loader's description lives through the call.
@@ -65,8 +65,8 @@ fn taken_in() -> u64 {
     count
 }
 
-/// The driver that this process has loaded, if any; it stays loaded from then on. Where there is none it is looked for again
-/// when the loader has taken something in.
+/// The driver that this process has loaded, if any; it stays loaded from then on. Without one, looks again
+/// when the loader has loaded something.
 fn loaded() -> Option<GetAttributes> {
     static LOADED: OnceLock<GetAttributes> = OnceLock::new();
     static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
@@ -91,13 +91,13 @@ fn look() -> Option<GetAttributes> {
     // SAFETY: nothing is loaded, so that no initialiser runs.
     let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_NOLOAD) }.ok()?;
     let library = Box::leak(Box::new(library));
-    // SAFETY: the type is the one that `cuda.h` gives the function, but for the result, an enumeration of 32 bits there.
+    // SAFETY: the type is the function's in `cuda.h`, except for the result, a 32-bit enumeration there.
     let function = unsafe { library.get::<GetAttributes>("cuPointerGetAttributes") }.ok()?;
     Some(*function)
 }
 
-/// The number of the allocation that `address` lies in: `CU_POINTER_ATTRIBUTE_BUFFER_ID` alone, 60 ns where all of [`ask`] take
-/// some hundred.
+/// The number of the allocation that `address` lies in: `CU_POINTER_ATTRIBUTE_BUFFER_ID` alone, in 60 ns
+/// where all of [`ask`] take some hundred.
 pub fn buffer_id(address: u64) -> Option<u64> {
     let function = loaded()?;
     let (attributes, mut id): ([c_uint; 1], u64) = ([7], 0);
@@ -126,8 +126,8 @@ pub fn ask(address: u64) -> Option<PointerAttributes> {
         mapped: false,
         gpu_direct: false,
     };
-    // CU_POINTER_ATTRIBUTE_CONTEXT, MEMORY_TYPE, BUFFER_ID, IS_MANAGED, DEVICE_ORDINAL, RANGE_START_ADDR, RANGE_SIZE, MAPPED and
-    // IS_GPU_DIRECT_RDMA_CAPABLE. Truth values are of one byte or of four, so that they get eight.
+    // CU_POINTER_ATTRIBUTE_CONTEXT, MEMORY_TYPE, BUFFER_ID, IS_MANAGED, DEVICE_ORDINAL, RANGE_START_ADDR,
+    // RANGE_SIZE, MAPPED and IS_GPU_DIRECT_RDMA_CAPABLE. Booleans have one byte or four, so they get eight.
     let attributes: [c_uint; 9] = [1, 2, 7, 8, 9, 11, 12, 13, 15];
     let (mut managed, mut mapped, mut gpu_direct) = (0u64, 0u64, 0u64);
     let places: [*mut c_void; 9] = [
@@ -141,7 +141,7 @@ pub fn ask(address: u64) -> Option<PointerAttributes> {
         (&raw mut mapped).cast(),
         (&raw mut gpu_direct).cast(),
     ];
-    // SAFETY: as many places as attributes, each as wide as the driver writes; an unknown address is answered by zeroes.
+    // SAFETY: as many places as attributes, each as wide as the driver writes; unknown addresses give 0.
     let result =
         unsafe { function(attributes.len() as c_uint, attributes.as_ptr(), places.as_ptr(), address) };
     if result != 0 {

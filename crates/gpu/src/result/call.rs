@@ -1,7 +1,7 @@
 //! A function of the driver, typed by cudarc's binding, but with its result as a number.
 //!
-//! cudarc gives `CUresult` as an enumeration, and a newer driver may give a number that it lacks, which as an enumeration would be
-//! undefined. So the binding lends its parameters alone, and is never called: what is called is the driver's own function.
+//! cudarc gives `CUresult` as an enumeration, in which a newer driver's unknown number would be undefined. So
+//! the binding lends only its parameters and is never called: the driver's own function is.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -16,7 +16,7 @@ macro_rules! call {
         static FOUND: $crate::result::call::ResolvedFunction = $crate::result::call::ResolvedFunction::new();
         let binding: unsafe fn($($crate::result::call::any!($argument)),*) -> _ = $crate::sys::driver::$function;
         FOUND.function(binding, stringify!($function)).and_then(|function| {
-            // SAFETY: the driver's function of that name; what is passed is for the caller of this function to keep.
+            // SAFETY: the driver's function of that name; its arguments are for our caller to keep.
             let result = unsafe { function($($argument),*) };
             $crate::result::library::good(stringify!($function), result)
         })
@@ -85,13 +85,13 @@ impl ResolvedFunction {
         ResolvedFunction(OnceLock::new())
     }
 
-    /// The driver's function of this name, which `_binding` is the binding of. Errors: no driver; it lacks the function.
+    /// The driver's function `name`, of which `_binding` is the binding. Errors: no driver; it lacks it.
     pub fn function<B: Binding>(&self, _binding: B, name: &'static str) -> Result<B::Function> {
         const { assert!(size_of::<B::Function>() == size_of::<*const c_void>()) };
         let found = self.0.get_or_init(|| function_at(name).map(|at| at.expose_provenance()));
         let at: *const c_void = std::ptr::with_exposed_provenance(found.clone()?);
-        // SAFETY: not null, and of the function of that name, whose parameters are the binding's; its result is an enumeration of
-        // 32 bits in `cuda.h`.
+        // SAFETY: not null, and the function of that name, whose parameters are the binding's; its result is
+        // a 32-bit enumeration in `cuda.h`.
         Ok(unsafe { std::mem::transmute_copy::<*const c_void, B::Function>(&at) })
     }
 }

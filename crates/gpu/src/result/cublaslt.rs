@@ -192,8 +192,8 @@ impl Library {
     /// Puts a product into a stream.
     ///
     /// # Safety
-    /// Handle and stream live, in the current context. The addresses lead to matrices of these layouts, and the
-    /// workspace has as many bytes.
+    /// Handle and stream live, in the current context. The addresses are of matrices of these layouts, and of
+    /// a workspace of `workspace` bytes.
     pub unsafe fn multiply(
         &self,
         handle: sys::Handle,

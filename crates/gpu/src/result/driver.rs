@@ -1,7 +1,7 @@
-//! The driver's calls with their errors: device, context, stream, event, memory, module. Graphs are in `graph`.
+//! The driver's calls with their errors: device, context, stream, event, memory, module. `graph` has graphs.
 //!
-//! cudarc panics when the driver, or a function of it, is not there. Every call here goes through `call!`, which asks for
-//! both first, and takes the result as a number. Handles are the caller's to keep alive, and the context must be current in this thread.
+//! cudarc panics without the driver, or a function of it. Every call here goes through `call!`: it asks for
+//! both first, and takes the result as a number. The caller keeps handles alive and the context current here.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -31,7 +31,7 @@ forwards! {
     event_synchronize(event: CUevent) = cuEventSynchronize(event);
     /// Puts an event behind all that a context does now, in any stream. CUDA 12.5 on.
     event_record_behind_all(event: CUevent, context: CUcontext) = cuCtxRecordEvent(context, event);
-    /// Waits for all that the current context does, however long that takes; other threads' calls go on meanwhile.
+    /// Waits for all work of the current context, however long; other threads' calls go on meanwhile.
     synchronize() = cuCtxSynchronize();
     event_record(event: CUevent, stream: CUstream) = cuEventRecord(event, stream);
     /// Has what is put into a stream from now on wait for an event.
@@ -95,8 +95,8 @@ pub fn primary_retain(device: CUdevice) -> Result<CUcontext> {
     out(null_mut(), |context| call!(cuDevicePrimaryCtxRetain(context, device)))
 }
 
-/// How threads wait in calls that synchronise: spinning, or sleeping (`CU_CTX_SCHED_*`). Keeps to the contexts that are made after it, and
-/// to the primary one in either case.
+/// How synchronising calls wait: spinning or sleeping (`CU_CTX_SCHED_*`). For contexts made after it, and the
+/// primary one in either case.
 pub fn primary_set_waiting(device: CUdevice, sleeping: bool) -> Result<()> {
     let flags = match sleeping {
         true => sys::CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC,
@@ -112,7 +112,7 @@ pub fn primary_is_active(device: CUdevice) -> Result<bool> {
     Ok(is_active != 0)
 }
 
-/// Makes a context beside the primary one, which is current in this thread then. By the name that drivers of every version have.
+/// Makes a context beside the primary one, current in this thread then. By a name of every driver version.
 pub unsafe fn context_create(device: CUdevice) -> Result<CUcontext> {
     const NAME: &str = "cuCtxCreate_v2";
     type Create = unsafe extern "C" fn(*mut CUcontext, c_uint, CUdevice) -> u32;
@@ -172,8 +172,8 @@ pub unsafe fn event_create(kind: EventKind) -> Result<CUevent> {
     out(null_mut(), |event| call!(cuEventCreate(event, flags)))
 }
 
-/// Has this thread's calls leave alone what other threads record in graphs; most spoil the record otherwise, a question for the
-/// state of a stream too.
+/// Keeps this thread's calls from spoiling other threads' graph captures. By default most calls do, even a
+/// query of a stream's state.
 pub unsafe fn spare_captures() -> Result<()> {
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     call!(cuThreadExchangeStreamCaptureMode(&mut mode))
@@ -238,7 +238,7 @@ pub unsafe fn copy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUs
     call!(cuMemcpyAsync(to, from, bytes, stream)).map_err(|error| error.of(format_args!("{bytes} bytes")))
 }
 
-/// Copies to host memory, in a stream. The driver refuses what is no device memory; the other copy would take it for the host's.
+/// Copies to host memory, in a stream. The driver refuses what is not device memory; `copy` takes host's too.
 pub unsafe fn copy_to_host(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream) -> Result<()> {
     call!(cuMemcpyDtoHAsync_v2(to, from, bytes, stream))
         .map_err(|error| error.of(format_args!("{bytes} bytes from {from:#x}")))
@@ -308,7 +308,7 @@ pub unsafe fn dma_buf(start: CUdeviceptr, bytes: usize) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes copies of this memory that are done by calls end before the call does, as other devices that access it need.
+/// Makes synchronous copies of this memory end before the call returns, as other devices that access it need.
 pub unsafe fn set_sync_memops(start: CUdeviceptr) -> Result<()> {
     let on: c_uint = 1;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
@@ -358,8 +358,8 @@ impl Shape {
     }
 }
 
-/// Launches a kernel in a stream; the driver copies the parameters before it returns. `cooperative`: its blocks wait for one
-/// another, and the driver refuses more than run side by side.
+/// Launches a kernel in a stream; the driver copies the parameters before it returns. `cooperative`: blocks
+/// wait for one another, and the driver refuses more than run side by side.
 pub unsafe fn launch(
     function: CUfunction,
     shape: Shape,

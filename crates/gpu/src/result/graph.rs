@@ -14,7 +14,7 @@ pub use sys::{CUgraph, CUgraphExec, CUgraphNode};
 const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 
 forwards! {
-    /// Begins to record what is put into a stream, without limits to what this and other threads may do meanwhile.
+    /// Begins to record what is put into a stream; this and other threads are not limited meanwhile.
     capture_begin(stream: CUstream) = cuStreamBeginCapture_v2(stream, RELAXED);
     /// Destroys a graph; what was instantiated from it stays.
     destroy(graph: CUgraph) = cuGraphDestroy(graph);
@@ -30,8 +30,8 @@ pub unsafe fn capture_begin_into(stream: CUstream, graph: CUgraph) -> Result<()>
     call!(cuStreamBeginCaptureToGraph(stream, graph, std::ptr::null(), std::ptr::null(), 0, RELAXED))
 }
 
-/// Adds a node that runs its body as long as a condition is not 0, which it is at each launch of the graph. The
-/// condition's handle, for kernels of the body, and the body, which is empty and the node's own. The current
+/// Adds a node that runs its body while a condition is not 0; each launch of the graph sets it to 1. Returns
+/// the condition's handle, for kernels of the body, and the body, empty and owned by the node. The current
 /// context does not count: both calls are told `context`, or the driver refuses them (201).
 pub unsafe fn add_while(graph: CUgraph, context: CUcontext) -> Result<(u64, CUgraph)> {
     type Params = sys::CUgraphNodeParams;
@@ -102,8 +102,8 @@ pub struct CopyEnd {
     pub address: u64,
 }
 
-/// A structure that the driver fills, as words: its enumerations may hold numbers that cudarc's do not know, so that it is
-/// never looked at as the type that it is.
+/// A structure that the driver fills, as words, never read as its type: its enumerations may hold numbers
+/// that cudarc's do not know.
 struct RawStructure<const WORDS: usize>([u64; WORDS]);
 
 impl<const WORDS: usize> RawStructure<WORDS> {

@@ -64,8 +64,8 @@ impl JitLink {
         }
         let link = Link { handle, functions };
         for (kind, name, bytes) in units {
-            // SAFETY: the bytes are as long as is said. nvJitLink keeps the pointer to the name until it has completed,
-            // and the names belong to the caller.
+            // SAFETY: the bytes are as long as said. nvJitLink keeps the pointer to the name until it has
+            // completed, and the names belong to the caller.
             let code = unsafe {
                 (functions.add_bytes)(link.handle, *kind, bytes.as_ptr().cast(), bytes.len(), name.as_ptr())
             };

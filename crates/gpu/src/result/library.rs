@@ -48,7 +48,7 @@ fn symbol<F: Copy>(function: &str) -> Option<F> {
     unsafe { library.get::<F>(function) }.ok().map(|symbol| *symbol)
 }
 
-/// A function of the driver, of the unsafe type that the caller gives it. Errors: no driver; it lacks the function.
+/// A function of the driver, of the caller's unsafe type. Errors: no driver; it lacks the function.
 pub(super) fn named<F: Copy>(function: &'static str) -> Result<F> {
     ready()?;
     symbol(function).ok_or_else(|| missing(function))
@@ -75,7 +75,7 @@ pub fn driver_version() -> Result<(u32, u32)> {
     Ok((version as u32 / 1000, version as u32 % 1000 / 10))
 }
 
-/// `CUDA_SUCCESS`, or an error with the driver's words. A newer driver may give a number that no enumeration of ours has.
+/// `CUDA_SUCCESS`, or an error with the driver's words. A newer driver may return an unknown number.
 pub fn good(call: &'static str, code: u32) -> Result<()> {
     type Words = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
     if code == 0 {
@@ -85,7 +85,7 @@ pub fn good(call: &'static str, code: u32) -> Result<()> {
     if let (Some(name_of), Some(text_of)) =
         (symbol::<Words>("cuGetErrorName"), symbol::<Words>("cuGetErrorString"))
     {
-        // SAFETY: the driver's, of the type in `cuda.h`; it sets the pointer to a text of its own, or to null.
+        // SAFETY: the driver's, of the type in `cuda.h`; it sets the pointer to its own text or to null.
         unsafe { name_of(code, &mut name) };
         // SAFETY: as above.
         unsafe { text_of(code, &mut text) };

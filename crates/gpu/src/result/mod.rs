@@ -1,7 +1,7 @@
-//! Middle floor: each call of CUDA with its error, still unsafe where the caller must keep something. Imported by `safe` only.
+//! Middle floor: CUDA's calls with their errors, unsafe where the caller must keep something. Used by `safe`.
 //!
-//! Here stands the guard: what may be absent (driver, compiler, linker, one of their functions) is asked for before it is
-//! called, and its absence is an error that names it, never a panic.
+//! What may be absent (driver, compiler, linker, one of their functions) is asked for before it is called.
+//! Its absence is an error that names it, never a panic.
 
 pub mod address;
 mod call;
@@ -102,8 +102,8 @@ impl Error {
         self.code() == Some(code::DEINITIALIZED)
     }
 
-    /// Whether an error says that nothing runs any more, or ever will: not one that passes, as while a graph is recorded (the 900s) or where
-    /// there is no memory.
+    /// Whether an error says that nothing runs any more, or ever will. One that passes does not: during a
+    /// capture (the 900s), or where there is no memory.
     pub(crate) fn ends_all(&self) -> bool {
         let passes = |code| {
             code == code::OUT_OF_MEMORY

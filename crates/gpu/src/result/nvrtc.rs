@@ -17,7 +17,7 @@ pub struct Nvrtc(sys::Nvrtc);
 pub enum Form {
     /// Machine code of exactly this architecture.
     Cubin,
-    /// NVIDIA's assembly language, text that ends with a zero byte: a driver translates it for this architecture and newer ones.
+    /// NVIDIA's assembly, ending with a zero byte: a driver translates it for this architecture and newer.
     Ptx,
 }
 
@@ -77,8 +77,8 @@ impl Nvrtc {
         let texts: Vec<*const c_char> = headers.iter().map(|(_, text)| text.as_ptr()).collect();
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program = null_mut();
-        // SAFETY: all strings end with a zero and live through the call, which copies them; the two lists have as many
-        // members as is said.
+        // SAFETY: all strings end with a zero and live through the call, which copies them; both lists have
+        // as many members as said.
         let code = unsafe {
             (self.0.create)(
                 &mut program,

@@ -1,7 +1,7 @@
 //! Memory of a GPU that other code of this process allocated, found by an address in it.
 //!
-//! For a device that is given addresses, as a NIC is. Asking loads no driver and starts none ([`Allocation::at`]); only a
-//! share in the GPU's context ([`Allocation::gpu`]) uses CUDA by itself.
+//! For a device that is given addresses, such as a NIC. [`Allocation::at`] neither loads nor starts the
+//! driver; only a share in the GPU's context ([`Allocation::gpu`]) uses CUDA.
 
 use super::context::Context;
 use super::device::Gpu;
@@ -13,14 +13,14 @@ use crate::result::{Error, Result};
 pub struct Allocation(PointerAttributes);
 
 impl Allocation {
-    /// The allocation on a GPU that `address` lies in, managed memory too. `None`: it lies in none, or CUDA is not used in this
-    /// process. Takes less than a microsecond.
+    /// The GPU allocation, managed memory included, that `address` lies in. `None`: it lies in none, or this
+    /// process does not use CUDA. Takes less than a microsecond.
     pub fn at(address: u64) -> Option<Allocation> {
         address::ask(address).filter(|told| told.memory_type == MEMORY_TYPE_DEVICE).map(Allocation)
     }
 
-    /// Pages of the host that lie at `address` and that CUDA keeps in their place, because it allocated them or was given them.
-    /// `None`: there are none. As cheap as [`Self::at`].
+    /// Host pages at `address` that CUDA pins, because it allocated them or was given them. `None`: there are
+    /// none. As cheap as [`Self::at`].
     pub fn pinned_at(address: u64) -> Option<Allocation> {
         address::ask(address).filter(|told| told.memory_type == MEMORY_TYPE_HOST).map(Allocation)
     }
@@ -63,13 +63,13 @@ impl Allocation {
         self.0.gpu_direct
     }
 
-    /// Whether kernels in `context` may use it: others' memory, and what is mapped page by page, are for copies only.
+    /// Whether kernels in `context` may use it: others' memory and memory mapped by pages is for copies only.
     pub fn is_of(&self, context: &Context) -> bool {
         self.0.context != 0 && self.0.context == context.number()
     }
 
-    /// Whether it was made in a context. Memory of a pool was not, nor what is mapped into a range of addresses: there
-    /// [`Self::start`] and [`Self::len`] are those of the range.
+    /// Whether it was made in a context. Pool memory was not, nor what is mapped into a range of addresses:
+    /// there [`Self::start`] and [`Self::len`] are those of the range.
     pub fn is_in_a_context(&self) -> bool {
         self.0.context != 0
     }

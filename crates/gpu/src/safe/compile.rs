@@ -1,8 +1,8 @@
-//! Compiles one unit of CUDA with NVRTC: headers in memory, machine code or assembly out, the log in the error.
+//! Compiles one CUDA unit with NVRTC: headers in memory, machine code or assembly out, the log in the error.
 //!
-//! Units are compiled as relocatable code, which pre-declares `cudaGraphLaunch` and its kin, and with every function for
-//! the device unless it says something else, so that headers shared with the host need no annotations. NVRTC has no
-//! `stdint.h`: a shared header brings its own types. Left out: C++ names (kernels are `extern "C"`), precompiled headers.
+//! Units are compiled as relocatable code, which pre-declares `cudaGraphLaunch` and its kin. Functions are
+//! for the device unless marked, so headers shared with the host need no marks. NVRTC has no `stdint.h`: a
+//! shared header brings its types. Left out: C++ names (kernels are `extern "C"`), precompiled headers.
 
 #![forbid(unsafe_code)]
 
@@ -126,7 +126,7 @@ impl Compiler {
         format!("{major}.{minor}")
     }
 
-    /// Compiles `unit` for `arch`; takes 20 to 100 ms for a unit of ours. Error: the compiler's, with its log.
+    /// Compiles `unit` for `arch`; takes 20 to 100 ms for our units. Error: the compiler's, with its log.
     pub fn compile(&self, unit: &Unit, arch: Arch, form: Form) -> Result<Compiled, BuildError> {
         let target = arch.named(if form == Form::Cubin { "sm" } else { "compute" });
         let mut options = vec![c_string(&format!("--gpu-architecture={target}"), "an option")?];

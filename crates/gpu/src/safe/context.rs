@@ -1,8 +1,8 @@
 //! A GPU's primary context, and which of its streams still work: what they use is not freed under them.
 //!
-//! Freeing waits for the device, for as long as its longest kernel runs, which may be for ever. So whatever is dropped while
-//! a stream works is only put aside, and freed by the next call here that finds all streams at rest. One context of a GPU
-//! serves the whole process, so that this is asked of all streams of ours. Other libraries' streams are theirs to wait for.
+//! Freeing waits for the device, as long as its longest kernel runs, perhaps for ever. So what is dropped
+//! while a stream works is set aside; the next call here that finds all streams at rest frees it. The process
+//! shares one context of a GPU: all streams of this crate are asked. Other libraries wait for theirs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::result::{Error, Result, code};
 const REST: Duration = Duration::from_secs(2);
 /// How often a thread looks that waits for what may run for hours.
 const LOOK: Duration = Duration::from_millis(1);
-/// What ends in this time the driver may wait for with its lock held; and how often in a row that has to be so.
+/// The driver may wait, lock held, for work this short; and how often in a row all work must be so short.
 const SHORT: Duration = Duration::from_millis(20);
 const SHORT_ONES: u32 = 8;
 /// The way of an event to a device that does nothing, and back.
@@ -37,8 +37,8 @@ struct Inner {
     stays: AtomicBool,
     streams: Mutex<Vec<Entry>>,
     discarded: Mutex<Vec<Discarded>>,
-    /// Held through a scan and the freeing after it: a thread that sees an empty list may unmap pages that were in it. Taken before
-    /// the other two.
+    /// Held through a scan and the freeing after it: a thread that sees an empty list may unmap pages that
+    /// were in it. Taken before the other two.
     sweeping: Mutex<()>,
     /// Things that the driver did not free.
     lost: AtomicUsize,
@@ -79,8 +79,8 @@ impl Context {
         Ok(Context(inner))
     }
 
-    /// Makes another context on `gpu`, and makes it current. Its copies go on while a blocking call in the primary context keeps all
-    /// other threads from that one (`cudaMemcpy` of pageable memory behind a kernel). It takes memory of the GPU.
+    /// Makes another context on `gpu`, current in this thread. Its copies go on while a blocking call keeps
+    /// threads from the primary one (`cudaMemcpy` of pageable memory behind a kernel). It takes GPU memory.
     pub fn beside(gpu: Gpu) -> Result<Context> {
         // SAFETY: a device of the driver's.
         let context = unsafe { driver::context_create(gpu.device) }?;
@@ -91,10 +91,10 @@ impl Context {
         self.0.gpu
     }
 
-    /// Has it live as long as the process, whatever shares are dropped. A library keeps what it loaded into a context, beyond its handles'
-    /// ends, and takes a new context at the same address for the old one. Whatever is launched also stays loaded from then on: graphs,
-    /// modules, a library's plans and handles, timers. Where they were destroyed beside a library's kernels, a later graph lost the
-    /// context: docs/notes/lost-contexts.md has the measurement. Memory is freed as elsewhere.
+    /// Keeps it until the process ends, whatever is dropped. A library keeps what it loaded into a context
+    /// after its handles end, and takes a new context at the old address for the old. Launched things stay
+    /// loaded too: graphs, modules, library plans and handles, timers. Destroyed beside a library's kernels,
+    /// they lost a later graph the context: docs/notes/lost-contexts.md. Memory is freed as elsewhere.
     pub fn keep(&self) {
         self.0.stays.store(true, Ordering::Relaxed);
     }
@@ -104,8 +104,8 @@ impl Context {
         self.0.stays.load(Ordering::Relaxed)
     }
 
-    /// Waits for all that was launched in it, as `cudaDeviceSynchronize` does, without a deadline: asleep or spinning, as
-    /// [`Gpu::wait_asleep`] says. Error: what went wrong there.
+    /// Waits for all that was launched in it, as `cudaDeviceSynchronize` does, without a deadline: asleep or
+    /// spinning, as [`Gpu::wait_asleep`] says. Error: what went wrong there.
     pub fn synchronize(&self) -> Result<()> {
         self.enter()?;
         // SAFETY: the context is current, and nothing of it is changed.
@@ -117,14 +117,14 @@ impl Context {
         self.0.context as usize
     }
 
-    /// How many things were dropped and are not freed: they wait for the device to come to rest, or the driver did not free
-    /// them, as when the context is lost.
+    /// How many dropped things are not freed. They wait for the device to come to rest, or the driver did not
+    /// free them, as when the context is lost.
     pub fn kept(&self) -> usize {
         locked(&self.0.discarded).len() + self.0.lost.load(Ordering::Relaxed)
     }
 
-    /// Waits until all streams of this context are at rest, at most `limit`, and then frees what was put aside. Says
-    /// whether they are; a lost context is at rest for good.
+    /// Waits at most `limit` until all streams of this context are at rest, then frees what was set aside.
+    /// Says whether they are; a lost context is at rest for good.
     pub fn at_rest(&self, limit: Duration) -> bool {
         self.0.at_rest(limit)
     }
@@ -141,9 +141,9 @@ impl Context {
         }
     }
 
-    /// Waits for a moment to call what waits for all that runs: when nothing does, or, after something did, when for a while
-    /// nothing has run for long. That may take for ever: it is for a thread that has nothing else to do; no call of another
-    /// thread waits for this one. Errors: a lost context, for which nothing is to be waited for.
+    /// Waits until the GPU is idle or has run only short kernels for a while, so that a driver call that
+    /// synchronises the context returns quickly. This may take for ever: it is for a thread with nothing else
+    /// to do, and no other thread's call waits for it. Errors: a lost context, which needs no wait.
     pub(super) fn wait_for_a_pause(&self) -> Result<()> {
         let mut short = if self.all_that_runs_takes()?.is_zero() { SHORT_ONES } else { 0 };
         while short < SHORT_ONES {
@@ -153,8 +153,8 @@ impl Context {
         Ok(())
     }
 
-    /// Whether nothing runs now. What is launched after an event was recorded is not before it, so one that had to be waited for says nothing
-    /// of now: as soon as it was reached it is asked anew, a few times.
+    /// Whether nothing runs now. An event does not cover launches after its record, so one that had to be
+    /// waited for says nothing of now: a new one is asked at once, a few times.
     pub(super) fn has_a_pause(&self) -> bool {
         for _ in 0..SHORT_ONES {
             let took = self.with_event(|event| {
@@ -201,7 +201,7 @@ impl Context {
         Ok(Duration::ZERO)
     }
 
-    /// Has something done with an event that comes behind all that runs now. `None`: the driver has no such events.
+    /// Runs `wait` with an event recorded behind all that runs now. `None`: the driver has no such events.
     fn with_event<T>(&self, wait: impl FnOnce(CUevent) -> Result<T>) -> Result<Option<T>> {
         self.enter()?;
         // SAFETY: the context is current.
@@ -242,7 +242,7 @@ impl Context {
         self.0.sweep();
     }
 
-    /// As [`Self::discard`], for pages that their owner is about to unmap: waits for the device first, a while.
+    /// As [`Self::discard`], for pages that their owner is about to unmap: waits a while for the device.
     pub(super) fn discard_waiting(&self, discarded: Discarded) {
         locked(&self.0.discarded).push(discarded);
         self.at_rest(REST);
@@ -296,7 +296,7 @@ impl Inner {
         true
     }
 
-    /// Looks at each stream once; when all are idle, destroys those without an owner, and frees what was put aside.
+    /// Looks at each stream once; if all are idle, destroys those without an owner, frees what was set aside.
     fn sweep(&self) -> bool {
         if self.enter().is_err() {
             return true;
@@ -349,9 +349,9 @@ impl Drop for Inner {
         // Giving back the last share waits for the device: where it does not come to rest, the context stays.
         if self.at_rest(REST) && !self.stays.load(Ordering::Relaxed) {
             let _ = match self.is_primary {
-                // SAFETY: the share was taken by a `Context`, and all that was made in it is gone: each such thing held this value.
+                // SAFETY: a `Context` took the share; all that was made in it held this value, and is gone.
                 true => unsafe { driver::primary_release(self.gpu.device) },
-                // SAFETY: `Context` made this context, and all that was made in it is gone: each such thing held this value.
+                // SAFETY: a `Context` made this one; all that was made in it held this value, and is gone.
                 false => unsafe { driver::context_destroy(self.context) },
             };
         }

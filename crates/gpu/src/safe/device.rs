@@ -51,8 +51,8 @@ impl Gpu {
         Ok(Gpu { device: driver::device(ordinal)?, ordinal })
     }
 
-    /// How [`super::Context::synchronize`] waits: asleep, or spinning, which is CUDA's choice on most machines. Call it before the first
-    /// context.
+    /// How [`super::Context::synchronize`] waits: asleep, or spinning, CUDA's choice on most machines. Call
+    /// it before the first context.
     pub fn wait_asleep(&self, asleep: bool) -> Result<()> {
         driver::primary_set_waiting(self.device, asleep)
     }

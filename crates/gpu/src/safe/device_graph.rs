@@ -1,7 +1,7 @@
 //! Graphs that the GPU may launch by itself: recorded from a stream, judged, instantiated, uploaded.
 //!
-//! Judged twice: by `graph_rules`, which can say what is wrong in our words, and by the driver, whose reason and node are
-//! kept when it refuses. cudarc's safe layer loses both.
+//! Judged twice: by `graph_rules`, which says what is wrong in our words, and by the driver, whose reason and
+//! node are kept when it refuses. cudarc's safe layer loses both.
 
 use std::fmt;
 use std::time::Duration;
@@ -50,8 +50,8 @@ impl Graph {
         Graph { context: context.clone(), graph, body: Vec::new(), functions: Vec::new() }
     }
 
-    /// Records what `record` puts into `stream`, none of which runs. Errors: those of `record`, and the driver's, e.g. when it
-    /// did what cannot be recorded.
+    /// Records what `record` puts into `stream`; none of it runs. Errors: those of `record`, and the
+    /// driver's, e.g. when it did what cannot be recorded.
     ///
     /// # Safety
     /// Code that the recorded kernels run stays loaded while the graph, or what is made of it, lives.
@@ -61,7 +61,7 @@ impl Graph {
         Ok(Graph::of(stream.context(), graph))
     }
 
-    /// A graph that repeats what `record` puts into `stream` while its condition is not 0. `record` is given the
+    /// A graph that repeats what `record` puts into `stream` while its condition is not 0. `record` gets the
     /// condition's handle. Errors: as [`Self::capture`]; a driver before CUDA 12.3.
     ///
     /// # Safety
@@ -98,7 +98,7 @@ impl Graph {
         Ok(nodes)
     }
 
-    /// Makes it one that the GPU may launch. Errors: `Refused` with the node and our reason, or with the driver's.
+    /// Makes it launchable by the GPU. Errors: `Refused` with the node and our reason, or the driver's.
     pub fn instantiate(self) -> Result<DeviceGraph> {
         let nodes = self.nodes()?;
         graph_rules::check_device_launch(&nodes).map_err(|why| Error::Refused(why.to_string()))?;
@@ -142,7 +142,7 @@ impl Drop for Graph {
     }
 }
 
-/// What `record` puts into a stream between `begin` and its end. A graph that is not `owned` is a node's body.
+/// Captures what `record` puts into a stream after `begin`. A graph that is not `owned` is a node's body.
 fn recorded(
     stream: &Stream,
     owned: bool,
@@ -151,7 +151,7 @@ fn recorded(
 ) -> Result<CUgraph> {
     let context = stream.context();
     context.enter()?;
-    // While it records, no query tells whether what was put into it before has ended, and what that uses would be freed.
+    // While it records, no query tells whether earlier work has ended, and what that uses would be freed.
     if !stream.is_idle()? {
         return Err(Error::Refused("a stream that still works cannot be recorded: wait for it first".into()));
     }
@@ -163,7 +163,7 @@ fn recorded(
     }
     let done = record(stream);
     let entered = context.enter();
-    // SAFETY: the stream lives, and its context is current. Ended in any case, or the stream would be of no use any more.
+    // SAFETY: the stream lives, and its context is current. Always ended, or the stream would be useless.
     let ended = unsafe { graph::capture_end(stream.handle()) };
     stream.records(false);
     entered?;

@@ -1,4 +1,4 @@
-//! Points of a stream that another stream, or the CPU, waits for; a timer on the GPU's own clock, and the end that a thread sleeps for.
+//! Points of a stream that another stream or the CPU waits for; a GPU-clock timer; an end to sleep for.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Event {
         Ok(Event { context: context.clone(), event, kind })
     }
 
-    /// Nanoseconds from another point to this one, both timed and reached; 0 if the other one came later. Error: one is not.
+    /// Nanoseconds from `earlier` to this one, both timed and reached; 0 if it came later. Error: one is not.
     pub fn ns_since(&self, earlier: &Event) -> Result<u64> {
         self.context.enter()?;
         // SAFETY: both events live.
@@ -124,7 +124,7 @@ impl Stream {
 }
 
 impl StreamEnd {
-    /// Sleeps until then, without a deadline and without polling. Error: what went wrong in what the stream was given.
+    /// Sleeps until then, without deadline or polling. Error: what went wrong in the stream's work.
     pub fn sleep(&self) -> Result<()> {
         self.0.context.enter()?;
         // SAFETY: the event lives, in the context that is current.

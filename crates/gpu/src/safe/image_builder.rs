@@ -1,7 +1,7 @@
 //! Units in, image out: the cache asked first, then compiler and linker, loaded only when they are needed.
 //!
-//! An entry of the cache stands for every text, flag, the architecture, and the toolkit's files by name, length and date
-//! (NVRTC tells no patch level). Headers that a flag points to are not in it, unless they are the toolkit's own.
+//! A cache entry stands for every text, flag, the architecture, and the toolkit's files by name, length and
+//! date (NVRTC tells no patch level). Headers that a flag points to are not in it, except the toolkit's own.
 
 #![forbid(unsafe_code)]
 
@@ -55,8 +55,8 @@ impl ImageBuilder {
         }
     }
 
-    /// The image of `units` for `arch`, by way of `form`. Errors: the compiler's and the linker's with their logs, and
-    /// `Image` when what came out could not be loaded.
+    /// The image of `units` for `arch`, by way of `form`. Errors: the compiler's and the linker's with their
+    /// logs, and `Image` when the result could not be loaded.
     pub fn image(&self, units: &[Unit], arch: Arch, form: Form) -> Result<Image, BuildError> {
         let key = self.key(units, arch, form);
         let (bytes, origin) = self.cache.get_or_build(&key, || self.build(units, arch, form))?;

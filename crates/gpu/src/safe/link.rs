@@ -1,7 +1,7 @@
 //! Links units with nvJitLink, which needs no driver and no GPU, and with `libcudadevrt.a`.
 //!
-//! The device runtime is always given: it is documented to be needed by what launches graphs, and without it a call of
-//! any other of its functions is an undefined name. It makes an image of some 200 KiB out of one of 8.
+//! The device runtime is always given: code that launches graphs is documented to need it, and without it its
+//! other functions are undefined names. It makes an image of some 200 KiB out of one of 8.
 
 #![forbid(unsafe_code)]
 
@@ -36,8 +36,8 @@ impl Linker {
         self.linker.version()
     }
 
-    /// Links `units`, all of one form, into an image for `arch`. Errors: `Refused` for none or mixed forms, else the
-    /// linker's, with its log.
+    /// Links `units`, all of one form, into an image for `arch`. Errors: `Refused` for none or mixed forms,
+    /// else the linker's, with its log.
     pub fn link(&self, units: &[Compiled], arch: Arch) -> Result<Vec<u8>, BuildError> {
         let names = units.iter().map(|unit| unit.name.as_str()).collect::<Vec<_>>().join(", ");
         let form = units.first().map(|unit| unit.form);
@@ -48,8 +48,8 @@ impl Linker {
         };
         let options = [c_string(&format!("-arch={arch}"), "an option")?];
         let kind = if form == Form::Cubin { input::CUBIN } else { input::PTX };
-        // Text ends with a zero that counts, as NVRTC gives it out: without one the linker reads on behind it, and now and then
-        // finds that it is no text.
+        // Text ends with a zero that counts, as NVRTC gives it out. Without one the linker reads past the
+        // end, and now and then finds that it is no text.
         let text = |unit: &Compiled| [unit.bytes.as_slice(), &[0]].concat();
         let bytes: Vec<Cow<'_, [u8]>> = units
             .iter()

@@ -1,6 +1,6 @@
 //! Memory on the GPU, and host memory that the GPU sees.
 //!
-//! Both are written by kernels at any time, so that no reference to plain bytes is given: the CPU's side of host memory is
+//! Kernels write both at any time, so no reference to plain bytes is given: the CPU's side of host memory is
 //! atomics, device memory is copied. Freed at rest only, see [`super::Context`].
 
 use std::fmt;
@@ -20,8 +20,8 @@ const EXPORT_UNIT: usize = 2 << 20;
 /// Pages of the host, in which dma-bufs are counted.
 const PAGE: u64 = 4096;
 
-/// How bytes get to a GPU and back: the stream, pinned memory on the way (making some while a kernel runs may wait for it),
-/// and how long a piece may take.
+/// How bytes get to a GPU and back: the stream, pinned memory in between (making some may wait for a running
+/// kernel), and how long a piece may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Staging<'a> {
     /// Stream that the copies are put into.
@@ -67,8 +67,8 @@ impl DeviceMemory {
         let whole = len.checked_next_multiple_of(EXPORT_UNIT);
         let memory =
             DeviceMemory::new(context, whole.ok_or_else(|| Error::Refused(format!("{len} bytes")))?)?;
-        // SAFETY: the memory lives, and its context is current. Without it a copy by a call may still be under way when the
-        // call returns, and another device would not see its end (GPUDirect RDMA, «Synchronization behavior»).
+        // SAFETY: the memory lives, and its context is current. Without this call a synchronous copy may
+        // return in flight, its end unseen by other devices (GPUDirect RDMA, «Synchronization behavior»).
         unsafe { driver::set_sync_memops(memory.address) }?;
         Ok(memory)
     }
@@ -94,8 +94,8 @@ impl DeviceMemory {
         unsafe { driver::fill(self.address, byte, self.len, stream.handle()) }
     }
 
-    /// Copies `bytes` to `offset`, in `stream`, by way of `between`, in pieces of its size, and waits for the end. Errors: out
-    /// of bounds; `Deadline`, after which the copy engine may still read `between`.
+    /// Copies `bytes` to `offset`, in `stream`, by way of `between`, in pieces of its size, and waits for the
+    /// end. Errors: out of bounds; `Deadline`, after which the copy engine may still read `between`.
     pub fn write(&self, offset: usize, bytes: &[u8], way: Staging<'_>) -> Result<()> {
         range("this memory", offset, bytes.len(), self.len)?;
         for (index, piece) in bytes.chunks(way.between.len()).enumerate() {
@@ -122,14 +122,14 @@ impl DeviceMemory {
         // It is freed when its own GPU is at rest.
         way.stream.same_context(&way.between.context, "the pinned memory on the way")?;
         self.context.enter()?;
-        // SAFETY: ranges of this memory and of `between`, whose lengths were checked; both live until the device is at rest,
-        // whatever becomes of the wait.
+        // SAFETY: ranges of this memory and of `between`, with checked lengths; both live until the device is
+        // at rest, whatever becomes of the wait.
         unsafe { driver::copy(to, from, bytes, way.stream.handle()) }?;
         way.stream.wait("a copy", way.limit)
     }
 
-    /// A dma-buf of all of it. Errors: it does not begin and end on whole pages (see [`Self::for_export`]); the driver
-    /// cannot (`Abilities::dma_buf`).
+    /// A dma-buf of all of it. Errors: it does not begin and end on whole pages (see [`Self::for_export`]);
+    /// the driver cannot (`Abilities::dma_buf`).
     pub fn dma_buf(&self) -> Result<OwnedFd> {
         if !self.address.is_multiple_of(PAGE) || !(self.len as u64).is_multiple_of(PAGE) {
             return Err(Error::Refused(format!(
@@ -211,7 +211,7 @@ impl PinnedMemory {
     }
 
     pub fn bytes(&self) -> &[AtomicU8] {
-        // SAFETY: the memory lives as long as this value, aligned to pages, and is reached through atomics only.
+        // SAFETY: the memory lives as long as this value, page-aligned, and is reached through atomics only.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len) }
     }
 
@@ -227,7 +227,7 @@ impl PinnedMemory {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / 8) }
     }
 
-    /// Copies `bytes` to `offset`, in no order of bytes: whole words at a time where it can. Error: out of bounds.
+    /// Copies `bytes` to `offset`, in no order of bytes, in whole words where it can. Error: out of bounds.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         range("this memory", offset, bytes.len(), self.len)?;
         store_bytes(self.long_words(), self.bytes(), offset, bytes);
@@ -248,7 +248,7 @@ impl Drop for PinnedMemory {
     }
 }
 
-/// Copies to `offset` of memory that others reach too, given as its whole words and as its bytes: whole words at a time where it can.
+/// Copies to `offset` of memory that others reach too, given as whole words and as bytes: by words if it can.
 pub fn store_bytes(places: &[AtomicU64], bytes: &[AtomicU8], offset: usize, from: &[u8]) {
     let (words, rest) = if offset.is_multiple_of(8) { from.as_chunks() } else { (&[][..], from) };
     let places = places.iter().skip(offset / 8);

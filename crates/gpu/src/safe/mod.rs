@@ -1,9 +1,9 @@
 //! Top floor: owned objects. No call here is unsafe for its caller unless it says so.
 //!
-//! Why this is sound: the caller of a launch promises what the kernel touches; memory that kernels see is reached by the CPU
-//! through atomics, or by copies; and nothing that a kernel may still use is freed before the device is at rest
-//! ([`Context`]). Every wait for a stream has a deadline. What the driver gives none to: making a context, and, while a
-//! kernel runs that does not end, making memory, streams and modules, which may wait for it: they are made before it is launched.
+//! Why this is sound: a launch's caller promises what the kernel touches. The CPU reaches memory that kernels
+//! see by atomics or copies. Nothing that a kernel may use is freed before the device is at rest
+//! ([`Context`]). Every wait for a stream has a deadline. The driver gives none to making a context; or
+//! memory, streams and modules, which may wait for a kernel that does not end: make them before its launch.
 
 mod allocation;
 mod compile;

@@ -25,19 +25,19 @@ unsafe impl Send for Loaded {}
 unsafe impl Sync for Loaded {}
 
 impl Module {
-    /// Loads it. Errors: it is for another architecture; the driver's, e.g. a name that it does not supply after all.
+    /// Loads it. Errors: it is for another architecture; the driver's, e.g. a name that it does not supply.
     pub fn load(context: &Context, image: &Image) -> Result<Module> {
         let arch = context.gpu().arch()?;
         context.enter()?;
-        // SAFETY: the context is current; the image was read and checked, so that it is one, and the driver copies it.
+        // SAFETY: the context is current; the image was checked to be one, and the driver copies it.
         let loaded = unsafe { driver::module_load(&image.bytes) };
         let module = loaded
             .map_err(|error| error.of(format_args!("an image for {} on a GPU of {arch}", image.arch)))?;
         Ok(Module(Arc::new(Loaded { context: context.clone(), module })))
     }
 
-    /// Loads a kernel's assembly, which the driver translates for its GPU. Errors: the driver is too old for the version that
-    /// it says it is of; a mistake in it.
+    /// Loads a kernel's assembly, which the driver translates for its GPU. Errors: the driver is too old for
+    /// the text's version; a mistake in it.
     pub fn from_assembly(context: &Context, ptx: &std::ffi::CStr) -> Result<Module> {
         context.enter()?;
         // SAFETY: the context is current; the text ends with a zero, by which the driver knows its end.
@@ -46,7 +46,7 @@ impl Module {
         Ok(Module(Arc::new(Loaded { context: context.clone(), module })))
     }
 
-    /// A kernel by its name, put on the device now: the first launch of one that was not waits for the device.
+    /// A kernel by its name, loaded now: the first launch of one that was not loaded waits for the device.
     pub fn function(&self, name: &str) -> Result<Function> {
         let text =
             CString::new(name).map_err(|_| Error::Refused(format!("{name:?} is no name of a kernel")))?;
@@ -112,15 +112,15 @@ impl Function {
         &self.module.0.context
     }
 
-    /// Blocks for a kernel that stays on the GPU: as [`Self::max_blocks`], less those of one multiprocessor, so that short kernels of
-    /// others, as a NIC's that copies, find room beside it. Of one multiprocessor: one block.
+    /// Blocks for a kernel that stays on the GPU: [`Self::max_blocks`] less one multiprocessor's, so that
+    /// others' short kernels, such as a NIC's copies, find room. Of one multiprocessor: one block.
     pub fn resident_blocks(&self, threads: u32) -> Result<u32> {
         let (all, processors) = (self.max_blocks(threads)?, self.context().gpu().multiprocessors()?);
         Ok((all - all / processors.max(1)).max(1))
     }
 
-    /// Blocks of so many threads, without dynamic shared memory, that its GPU runs side by side when nothing else runs there.
-    /// Those of a larger launch wait until others have ended.
+    /// Blocks of so many threads, without dynamic shared memory, that its GPU runs side by side when idle
+    /// otherwise. Those of a larger launch wait until others have ended.
     pub fn max_blocks(&self, threads: u32) -> Result<u32> {
         self.context().enter()?;
         // No block has as many as that: the driver's answer is 0.

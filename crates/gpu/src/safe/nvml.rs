@@ -1,7 +1,7 @@
 //! The energy that a GPU has used, by the counter of its driver (NVML).
 //!
-//! Follows `nvml.h` of CUDA 13: `nvmlDeviceGetTotalEnergyConsumption`, GPUs since Volta. The library comes with the
-//! driver. A counter counts the whole GPU, its other users and its idle power included.
+//! Follows `nvml.h` of CUDA 13: `nvmlDeviceGetTotalEnergyConsumption`, GPUs since Volta. The driver brings
+//! the library. A counter counts the whole GPU, its other users and its idle power included.
 
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,9 @@
 //! Which pages of the host are registered with the GPU, and for how many: one registry for the process.
 //!
-//! CUDA refuses a page that is registered already, and takes back only what it was given as a whole. Doorbell records of
-//! several queues share pages, rings begin inside one: so a range is widened to whole pages, what of it is registered is
-//! shared, and the runs between are registered, each as one extent. An extent goes when its last user goes. A page that
-//! another part of the process registered is used, and its registration left alone.
+//! CUDA refuses a page that is registered already, and unregisters only whole registrations. Doorbell records
+//! of several queues share pages, and rings begin inside one. So a range is widened to whole pages,
+//! registered ones are shared, and each run between becomes one extent, which goes with its last user. A page
+//! that another part of the process registered is used, and its registration left alone.
 
 #![forbid(unsafe_code)]
 
@@ -14,8 +14,8 @@ use crate::result::{Error, Result, code};
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 
-/// Where other code has registered a part of so much, pages are registered one by one; of more none are, since each takes a call of
-/// the driver that others wait for.
+/// Where other code has registered a part of so much, pages are registered one by one. Of more none are,
+/// since each takes a driver call that others wait for.
 const ONE_BY_ONE: usize = 1024 * PAGE;
 
 /// What a range of host memory is.
@@ -23,7 +23,7 @@ const ONE_BY_ONE: usize = 1024 * PAGE;
 pub enum Kind {
     /// Memory: rings, doorbell records, buffers.
     Memory,
-    /// A page of a card's registers, or, under emulation, memory in its place: tried as the first, then as the second.
+    /// A page of a card's registers or, emulated, of memory: tried as the first, then as the second.
     Doorbell,
 }
 
@@ -73,7 +73,7 @@ impl<R: Registrar> Pages<R> {
         Pages { registrar, extents: BTreeMap::new() }
     }
 
-    /// Registers the pages of `start..start + len` that are not registered yet, and counts the caller as their user.
+    /// Registers the pages of `start..start + len` that are not registered, and counts the caller as a user.
     /// Errors: a range that wraps or is empty, and the driver's; then nothing has changed.
     pub fn acquire(&mut self, start: usize, len: usize, kind: Kind) -> Result<Share> {
         let refused = || Error::Refused(format!("{len} bytes at {start:#x} are no range of memory"));
@@ -131,8 +131,8 @@ impl<R: Registrar> Pages<R> {
         self.extents.len()
     }
 
-    /// Registers a run of pages of which none is known: as one, or, where other code has registered some of them and it is short, page by
-    /// page.
+    /// Registers a run of unknown pages: as one, or page by page where other code has registered some of them
+    /// and the run is short.
     fn add(&mut self, start: usize, len: usize, kind: Kind) -> Result<Vec<usize>> {
         match self.register(start, len, kind) {
             Err(error) if is_taken(&error) && len <= ONE_BY_ONE => {

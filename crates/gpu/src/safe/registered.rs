@@ -29,7 +29,7 @@ impl fmt::Debug for Registered {
 }
 
 impl Registered {
-    /// Lets the GPU see `start..start + len`; the pages around it come with it, and may be registered already.
+    /// Lets the GPU see `start..start + len`, with the pages around it, which may be registered already.
     /// Errors: the driver's, for a doorbell page with both of its refusals and what can be done.
     ///
     /// # Safety
@@ -44,7 +44,7 @@ impl Registered {
         Ok(registered)
     }
 
-    /// Where the GPU sees `address`: every extent must be moved by the same distance, or the range has a gap there.
+    /// Where the GPU sees `address`: every extent must be moved by one distance, or the range has a gap.
     fn seen_at(&self, address: usize) -> Result<u64> {
         let mut moved = None;
         for extent in self.share.iter().flat_map(|share| &share.extents) {
@@ -62,15 +62,15 @@ impl Registered {
         Ok((address as u64).wrapping_add(moved.unwrap_or(0)))
     }
 
-    /// Gives the pages back in a pause of what runs on their GPU, however long that takes to come. The driver waits for all that runs,
-    /// with a lock held that copies of the whole process wait for, and that is what dropping may come to. What is launched in the
-    /// microseconds between the look, which takes 50 at most, and the call is waited for all the same; a graph that is recorded meanwhile is spoilt. Errors: the driver's,
-    /// when the context is lost and nothing is registered any more.
+    /// Unregisters the pages when their GPU is idle, however long that takes. The driver waits for all that
+    /// runs, holding a lock that the process's copies wait for; dropping may come to that. It also waits for
+    /// what is launched in the microseconds between the check (50 at most) and the call, and spoils a graph
+    /// recorded then. Errors: the driver's, when the context is lost and nothing is registered any more.
     pub fn end(mut self) -> Result<()> {
         let Some(share) = self.share.take() else { return Ok(()) };
         loop {
             let waited = self.context.wait_for_a_pause();
-            // That nothing could be asked says nothing of what runs: a graph is recorded, or there is no memory for the question.
+            // Without an answer something may run: a graph is recorded, or memory for the question is short.
             if waited.as_ref().is_err_and(|error| !error.ends_all()) {
                 std::thread::sleep(AGAIN);
                 continue;

@@ -1,5 +1,5 @@
-//! Models that work in slots, and those that a kernel runs which stays on the GPU: a function that its blocks call, and the barrier by
-//! which they meet.
+//! Models that work in slots, and models of a kernel that stays on the GPU. Its blocks call a function, and
+//! meet by a barrier.
 
 use std::any::Any;
 use std::fmt;
@@ -25,10 +25,10 @@ impl fmt::Debug for SlotTensor {
 }
 
 impl SlotTensor {
-    /// `words`: where slot 0 begins; where the slot's number lies, 32 bits; bytes from slot to slot, and to the tensor.
+    /// `words`: where slot 0 and the slot's number, 32 bits, lie; bytes from slot to slot, and to the tensor.
     ///
     /// # Safety
-    /// With each number that lies there, the tensor of so many bytes lies in what `memory` keeps, and so does the number.
+    /// For each number there, the tensor of `bytes` lies in what `memory` keeps, and so does the number.
     pub unsafe fn new(words: [u64; 4], bytes: usize, memory: Arc<dyn Any + Send + Sync>) -> SlotTensor {
         SlotTensor { words, bytes, _memory: memory }
     }
@@ -50,8 +50,8 @@ pub struct SlotTensors {
     pub outputs: Vec<SlotTensor>,
 }
 
-/// A model as a function that blocks of a cooperative launch call together, `db_model(unsigned long long, struct db_grid *)`. The grid has
-/// the number of these blocks (`db_grid_blocks`), and in its field `slot` the slot where the model works.
+/// A model as a function that blocks of a cooperative launch call together, `db_model(unsigned long long,
+/// struct db_grid *)`. The grid has their number (`db_grid_blocks`), and in `slot` the model's slot.
 pub struct ResidentModel {
     units: Vec<Unit>,
     twin_entry: u64,
@@ -68,12 +68,12 @@ impl fmt::Debug for ResidentModel {
 }
 
 impl ResidentModel {
-    /// `units`: for a GPU, sources that define the function. `twin_entry`: for the host twin, which links no sources, where the function
-    /// lies as a kernel (`host_twin::Kernel::entry`); 0: it is a GPU's. `threads`: of a block.
+    /// `units`: for a GPU, sources that define the function. `twin_entry`: for the host twin, which links no
+    /// sources, its entry as a kernel (`host_twin::Kernel::entry`); 0: it is a GPU's. `threads`: of a block.
     ///
     /// # Safety
-    /// Called with `address` on the machine that it was made for, the function keeps to memory that `memory` keeps, or that it was given
-    /// for requests and answers, and its waits are the grid's.
+    /// Called with `address` on the machine it was made for, the function keeps to memory that `memory`
+    /// keeps, or that it was given for requests and answers, and its waits are the grid's.
     pub unsafe fn new(
         units: Vec<Unit>,
         twin_entry: u64,

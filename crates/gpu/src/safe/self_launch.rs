@@ -1,8 +1,8 @@
 //! A graph that launches itself, turn after turn, until it is told to end: the CPU only looks on.
 //!
-//! Kernels of `kernels/relaunch.cu` tell turns and end through 16 bytes of pinned memory. With the relaunching kernel as the last one a
-//! turn costs some 5.5 µs beside its kernels' 0.5 µs each, and no CPU time; the flag is seen once a turn. With one that runs beside the
-//! others ([`SelfLaunching::of_capture_beside`]) it costs less.
+//! Kernels of `kernels/relaunch.cu` tell turns and end through 16 bytes of pinned memory. With the
+//! relaunching kernel last, a turn costs some 5.5 µs beside its kernels' 0.5 µs each, and no CPU time. The
+//! flag is seen once a turn. One beside the others ([`SelfLaunching::of_capture_beside`]) costs less.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -72,9 +72,9 @@ pub struct SelfLaunching {
 }
 
 impl SelfLaunching {
-    /// Builds the graph of what `record` puts into a stream, e.g. a library's kernels, and of the relaunching one out of `module`
-    /// (see [`relaunch_unit`]); it may have `turns` turns, 0: any number. With `stamps` each turn is a run that is stamped, from
-    /// before what was recorded to the begin of the relaunching kernel. Errors: the driver's and our rules' about the graph.
+    /// A graph of what `record` puts into a stream, e.g. a library's kernels, and `module`'s relaunching
+    /// kernel ([`relaunch_unit`]); at most `turns` turns, 0: any number. With `stamps` each turn is a stamped
+    /// run, from before the record to the relaunching kernel's begin. Errors: the driver's, our graph rules'.
     ///
     /// # Safety
     /// As [`Graph::capture`] and [`Stream::launch`], for every turn; the stamps outlive the graph.
@@ -93,15 +93,15 @@ impl SelfLaunching {
             // SAFETY: the control block lives as long as the graph, and so do the stamps.
             unsafe { stream.launch(&relaunch, ONE_THREAD, &arguments(&control, turns, stamps)) }
         };
-        // SAFETY: the module is kept by the graph's function below; the recorded kernels' code is the caller's.
+        // SAFETY: the graph's function below keeps the module; the recorded kernels' code is the caller's.
         let mut graph = unsafe { Graph::capture(&stream, with_relaunch) }?;
         graph.keep(relaunch);
         Self::finish(graph, stream, control)
     }
 
-    /// As [`Self::of_capture`], of what `first` and then `last` put into the stream, with a relaunching kernel that runs beside the latter.
-    /// It looks at the flag when the former has ended: if the latter sets it, there may be one more turn. For some microseconds it takes room
-    /// of a multiprocessor, which makes a kernel wait that has one block for each.
+    /// As [`Self::of_capture`], of what `first` and then `last` record, with a relaunching kernel beside
+    /// `last`. It reads the flag when `first` has ended: if `last` sets it, one more turn may follow. For
+    /// some us it takes room of a multiprocessor; a kernel with a block for each then waits.
     ///
     /// # Safety
     /// As [`Self::of_capture`].
@@ -136,7 +136,7 @@ impl SelfLaunching {
             // SAFETY: as above, and so do the stamps.
             unsafe { stream.launch(&turn, ONE_THREAD, &tell) }
         };
-        // SAFETY: the module is kept by the graph's functions below; the recorded kernels' code is the caller's.
+        // SAFETY: the graph's functions below keep the module; the recorded kernels' code is the caller's.
         let graph = unsafe { Graph::capture(&stream, with_next) };
         beside.records(false);
         let mut graph = graph?;
@@ -147,8 +147,8 @@ impl SelfLaunching {
         Ok(launching)
     }
 
-    /// As [`Self::of_capture`], as the body of a WHILE node: the graph is launched once and has its turns by itself.
-    /// `module` is of [`again_unit`].
+    /// As [`Self::of_capture`], as the body of a WHILE node: the graph is launched once and has its turns by
+    /// itself. `module` is of [`again_unit`].
     ///
     /// # Safety
     /// As [`Self::of_capture`].
@@ -184,7 +184,7 @@ impl SelfLaunching {
         Ok(SelfLaunching { graph, stream, control, beside: None })
     }
 
-    /// The nodes of a turn, in the order in which they were made; of [`Self::of_while`] the WHILE node, which has them as its children.
+    /// A turn's nodes in the order of their making; of [`Self::of_while`] the WHILE node, with these inside.
     pub fn nodes(&self) -> Result<Vec<Node>> {
         self.graph.nodes()
     }
@@ -207,7 +207,7 @@ impl SelfLaunching {
         self.stream.is_idle()
     }
 
-    /// The end of the chain of turns that was started, for a thread that sleeps until then. What a graph launches itself belongs to its
+    /// The end of the started chain of turns, to sleep for. What a graph launches itself belongs to its
     /// launch: the stream goes on behind the last turn.
     pub fn end(&self) -> Result<StreamEnd> {
         self.stream.end()
@@ -241,7 +241,7 @@ impl SelfLaunching {
         }
     }
 
-    /// Waits for the end, at most `limit`, and for the stream to come to rest. Errors: as [`Self::ended`], `Deadline`.
+    /// Waits at most `limit` for the end and for an idle stream. Errors: as [`Self::ended`], `Deadline`.
     pub fn wait(&self, limit: Duration) -> Result<End> {
         let mut end = None;
         wait::until("a graph that launches itself", limit, || {

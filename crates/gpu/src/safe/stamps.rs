@@ -1,8 +1,8 @@
-//! When runs of a graph begin and end, by the GPU's global timer: one clock for all streams, so that stamps of
-//! graphs that run side by side can be compared.
+//! When runs of a graph begin and end, by the GPU's global timer: one clock for all streams, so that stamps
+//! of concurrent graphs can be compared.
 //!
-//! The graph's first kernel is `kernels/stamp.cu`. The end of a run is noted by the same kernel, or by the one that
-//! launches the graph again, so that no kernel stands between. The last runs are kept in a ring on the GPU; how many
+//! The graph's first kernel is `kernels/stamp.cu`. That kernel, or the one that launches the graph again,
+//! notes the end of a run, so that no kernel stands between. A ring on the GPU keeps the last runs; how many
 //! were overwritten is told.
 
 use std::ops::Range;
@@ -73,8 +73,8 @@ impl Stamps {
     /// Puts the first kernel of a run into a stream, or into what it records.
     ///
     /// # Safety
-    /// This value outlives what the stream runs, and the graphs that are recorded from it. One run ends before the
-    /// next one begins.
+    /// This value outlives what the stream runs, and the graphs that are recorded from it. One run ends
+    /// before the next one begins.
     pub unsafe fn begin(&self, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.put(stream, 0) }
@@ -104,8 +104,8 @@ impl Stamps {
         Ok(u64::from_le_bytes(head))
     }
 
-    /// The stamps of these runs, by their numbers from 0, as far as they have ended and are kept; and how many of
-    /// them were overwritten. Nothing that stamps may run.
+    /// The stamps of these runs, by their numbers from 0, as far as they have ended and are kept, and how
+    /// many were overwritten. Nothing that stamps may run.
     pub fn read(&self, wanted: Range<u64>, way: Staging<'_>) -> Result<(Vec<Stamp>, u64)> {
         let ended = self.runs(way)?;
         let wanted = wanted.start.min(ended)..wanted.end.min(ended);

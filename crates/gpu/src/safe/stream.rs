@@ -30,8 +30,8 @@ unsafe impl Send for Stream {}
 // SAFETY: as above; the driver has a lock of its own.
 unsafe impl Sync for Stream {}
 
-/// From now on no call of this thread spoils a graph that another one records (`cuThreadExchangeStreamCaptureMode`), but for
-/// [`super::Registered::end`]. For threads that a program does not know of.
+/// From now on no call of this thread spoils another's graph capture (`cuThreadExchangeStreamCaptureMode`),
+/// except [`super::Registered::end`]. For threads that a program does not know of.
 pub fn spare_captures() -> Result<()> {
     // SAFETY: this is about the calling thread alone.
     unsafe { driver::spare_captures() }
@@ -59,7 +59,7 @@ impl Stream {
         self.handle
     }
 
-    /// Whether all that was put into it has ended. Error: what went wrong in it; see [`Error::is_context_lost`].
+    /// Whether all its work has ended. Error: what went wrong in it; see [`Error::is_context_lost`].
     pub fn is_idle(&self) -> Result<bool> {
         self.context.enter()?;
         // SAFETY: the stream lives, and its context is current.
@@ -71,19 +71,19 @@ impl Stream {
         wait::until(what, limit, || self.is_idle())
     }
 
-    /// Launches a kernel. Errors: wrong arguments, a shape that the GPU does not take; what happens in the kernel is told
-    /// by [`Self::is_idle`].
+    /// Launches a kernel. Errors: wrong arguments, a shape that the GPU does not take; [`Self::is_idle`]
+    /// tells what happens in the kernel.
     ///
     /// # Safety
-    /// The kernel runs as its source says: it must keep to memory that stays until the stream is idle. Number and sizes of the
-    /// arguments are the kernel's: a driver before CUDA 12.4 does not tell them, and then they were not compared.
+    /// The kernel runs as its source says: it must keep to memory that stays until the stream is idle. Number
+    /// and sizes of the arguments are the kernel's: before CUDA 12.4 no driver tells them to be compared.
     pub unsafe fn launch(&self, function: &Function, shape: Shape, arguments: &Arguments) -> Result<()> {
         // SAFETY: the caller's, as here.
         unsafe { self.launch_as(function, shape, arguments, false) }
     }
 
-    /// As [`Self::launch`], of a kernel whose blocks wait for one another (`GRID_HEADER`). Error also: more blocks than the GPU
-    /// runs side by side ([`Function::max_blocks`]).
+    /// As [`Self::launch`], of a kernel whose blocks wait for one another (`GRID_HEADER`). Error also: more
+    /// blocks than the GPU runs side by side ([`Function::max_blocks`]).
     ///
     /// # Safety
     /// As [`Self::launch`].
@@ -107,8 +107,8 @@ impl Stream {
         function.accepts(arguments)?;
         self.context.enter()?;
         let mut pointers = arguments.pointers();
-        // SAFETY: function and stream live, and there are as many arguments, of such sizes, as the function takes; what
-        // it does with them is the caller's.
+        // SAFETY: function and stream live, and the arguments have the number and sizes that the function
+        // takes; what it does with them is the caller's.
         let launched =
             unsafe { driver::launch(function.handle(), shape, self.handle, &mut pointers, cooperative) };
         launched.map_err(|error| error.of(format_args!("kernel `{}` with {shape:?}", function.name())))
@@ -124,7 +124,7 @@ impl Stream {
         unsafe { driver::copy(to, from, bytes, self.handle) }
     }
 
-    /// As [`Self::copy`], from memory of a GPU to the host's. Error also: `from` is no memory of a GPU (any more).
+    /// As [`Self::copy`], from memory of a GPU to the host's. Error also: `from` is not a GPU's (any more).
     ///
     /// # Safety
     /// As [`Self::copy`]; the GPU sees the host's range.
@@ -136,7 +136,7 @@ impl Stream {
         }
     }
 
-    /// As [`Self::copy`], from the host's memory to a GPU's. Error also: `to` is no memory of a GPU (any more).
+    /// As [`Self::copy`], from the host's memory to a GPU's. Error also: `to` is not a GPU's (any more).
     ///
     /// # Safety
     /// As [`Self::copy`]; the GPU sees the host's range.
@@ -148,8 +148,8 @@ impl Stream {
         }
     }
 
-    /// As [`Self::copy_from_host`], two rows of `width` bytes that lie `pitch` bytes apart on either side. Such a copy goes by a copy
-    /// engine whatever its length. One below 64 KiB that is in one piece waits until no other process's kernel has the GPU (H200).
+    /// As [`Self::copy_from_host`], two rows of `width` bytes, `pitch` bytes apart on either side. Always by
+    /// a copy engine. A single piece below 64 KiB waits until no other process's kernel has the GPU (H200).
     ///
     /// # Safety
     /// As [`Self::copy`].

@@ -1,9 +1,9 @@
 //! Where the parts of a CUDA toolkit lie: compiler, its builtins, linker, device runtime, headers.
 //!
-//! Looked at in this order: a folder that was given (an option, or `DOORBELL_CUDA`), and then nowhere else; `CUDA_HOME`;
-//! `CUDA_PATH`; `/usr/local/cuda`. Each may be a toolkit (`lib64`, `targets/x86_64-linux/lib`, `lib`) or a folder that
-//! `pip install --target` filled with NVIDIA's wheels (`nvidia/cu13/lib`, before CUDA 13 one folder a package).
-//! Left out: distributions' own packages in `/usr/lib`, other processors than x86-64.
+//! Searched in this order: a given folder (an option, or `DOORBELL_CUDA`), and then nowhere else;
+//! `CUDA_HOME`; `CUDA_PATH`; `/usr/local/cuda`. Each may be a toolkit (`lib64`, `targets/x86_64-linux/lib`,
+//! `lib`) or a folder of NVIDIA's wheels by `pip install --target` (`nvidia/cu13/lib`, before CUDA 13 one
+//! folder a package). Left out: distributions' own packages in `/usr/lib`, other processors than x86-64.
 
 #![forbid(unsafe_code)]
 
@@ -107,7 +107,7 @@ impl Toolkit {
         Ok(Toolkit { include: include_folders(&root), root, nvrtc, builtins, jit_link, device_runtime })
     }
 
-    /// What tells this toolkit's compiler and linker from others, for the key of a cache. NVRTC does not tell its patch
+    /// What tells this toolkit's compiler and linker from others, for a cache key. NVRTC tells no patch
     /// level, and loading it to ask takes longer than reading an image: so its file's name, length and date.
     pub(crate) fn fingerprint(&self) -> String {
         let of = |path: &PathBuf| {
@@ -165,8 +165,8 @@ fn wheels(root: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// The file of `part` in `folder` with the highest version. Wheels hold no library without a version; `*.alt.*` is
-/// another build of the same one.
+/// The file of `part` in `folder` with the highest version. Wheels hold no library without a version;
+/// `*.alt.*` is another build of the same one.
 fn newest(folder: &Path, part: Part) -> Option<PathBuf> {
     let name = part.name();
     if name.ends_with(".a") {

@@ -1,6 +1,6 @@
-//! Waiting with a deadline: what a GPU does may never end, so nothing here calls a function that waits for it.
+//! Waiting with a deadline: GPU work may never end, so nothing here calls a function that waits for it.
 //!
-//! Polls hard at first, since most of what is waited for takes microseconds, then gives the processor away, then sleeps.
+//! Spins at first, since most waits take microseconds, then yields the processor, then sleeps.
 
 #![forbid(unsafe_code)]
 
@@ -13,7 +13,7 @@ const HARD: Duration = Duration::from_micros(200);
 const YIELDING: Duration = Duration::from_millis(2);
 const SLEEP: Duration = Duration::from_micros(100);
 
-/// Calls `poll` until it gives `true`. Errors: its own, and `Deadline` after `limit`; it is asked at least once.
+/// Calls `poll`, at least once, until it gives `true`. Errors: its own, and `Deadline` after `limit`.
 pub(super) fn until(what: &str, limit: Duration, poll: impl FnMut() -> Result<bool>) -> Result<()> {
     let since = Instant::now();
     match poll_until(limit, poll)? {

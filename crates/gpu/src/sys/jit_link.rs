@@ -1,4 +1,4 @@
-//! nvJitLink as `nvJitLink.h` of CUDA 13.0 declares it, bound by hand; every function returns an `nvJitLinkResult` (0: good).
+//! nvJitLink by `nvJitLink.h` of CUDA 13.0, bound by hand; functions return an `nvJitLinkResult` (0: good).
 //!
 //! Exported names carry a version (`__nvJitLinkCreate_13_0`); a newer library keeps the older names.
 

@@ -1,16 +1,16 @@
 //! Libraries by absolute path, opened for good.
 //!
-//! NVRTC opens its builtins by bare name at its first compile and has no path of its own to look in. A library that
-//! was opened before, wherever it lies, is found by its name: so no `LD_LIBRARY_PATH` is needed.
+//! NVRTC opens its builtins by bare name at its first compile and has no path of its own to look in. A
+//! library opened before, wherever it lies, is found by its name: so no `LD_LIBRARY_PATH` is needed.
 
 use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-/// Opens `path` and keeps it open until the process ends. Error: the dynamic loader's words, without the path that they begin with:
-/// callers name it.
+/// Opens `path` and keeps it open until the process ends. Error: the dynamic loader's words, without the
+/// leading path, since callers name it.
 pub fn open_for_good(path: &Path) -> Result<&'static Library, String> {
-    // SAFETY: the initialisers of NVIDIA's libraries only fill tables of their own; the caller names no other library.
+    // SAFETY: the initialisers of NVIDIA's libraries only fill their own tables; callers name no others.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     // Closing is not safe: the compiler starts threads and keeps handlers.
     let library = library.map_err(|error| {
@@ -28,7 +28,7 @@ pub fn sentence(error: &libloading::Error) -> String {
     }
 }
 
-/// Declares a table of functions and how it is filled from a library; `load`'s error is the name that was not there.
+/// Declares a table of functions and its loading from a library; `load`'s error is the missing name.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident { $($field:ident = $name:literal: fn($($argument:ty),*);)* }) => {
         $(#[$doc])*
@@ -45,8 +45,8 @@ macro_rules! functions {
             ) -> Result<Self, String> {
                 Ok(Self { $($field: {
                     let name = exported($name);
-                    // SAFETY: the type is the one that NVIDIA's header of this library gives the function; the library
-                    // is never closed.
+                    // SAFETY: the type is the function's in NVIDIA's header of this library; the library is
+                    // never closed.
                     let function = unsafe { library.get(name.as_str()) };
                     *function.map_err(|_| name)?
                 },)* })

@@ -1,4 +1,4 @@
-//! NVRTC as `nvrtc.h` of CUDA 13.0 declares it, bound by hand; every function returns an `nvrtcResult` (0: good).
+//! NVRTC as in `nvrtc.h` of CUDA 13.0, bound by hand; every function returns an `nvrtcResult` (0: good).
 //!
 //! Results are plain integers here, since a newer library may return one that no enumeration of ours knows.
 

@@ -13,7 +13,7 @@ use gpu::{
 pub const LIMIT: Duration = Duration::from_secs(5);
 pub const ONE: Shape = Shape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
 
-/// A folder with images that were built before: NVRTC calls what it finds of a driver, and crashes on a stand-in.
+/// A folder with prebuilt images: NVRTC calls the driver if it finds one, and crashes on a stand-in.
 pub const IMAGES: &str = "GPU_TEST_IMAGES";
 
 /// One test at a time: what one leaves running, another would wait for.

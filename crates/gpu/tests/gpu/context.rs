@@ -1,4 +1,4 @@
-//! What a context keeps: as long as a library may come back to it, and under graphs that were made before its memory grew.
+//! What a context keeps: for as long as a library may return to it, and under graphs older than its memory.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::process;
 const ALONE: &str = "GPU_TEST_ALONE";
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A kernel with a little memory of its own for each thread, and one with much: the index is not known when they are compiled.
+/// A kernel with a little local memory for each thread, and one with much: indexed at run time only.
 const SOURCE: &str = r#"
 template <int N> __device__ void turn(unsigned *out, unsigned seed)
 {
@@ -34,7 +34,7 @@ fn expected(at: u32, length: u32) -> u32 {
     at % length + at
 }
 
-/// Whether this process is for one test. Else it runs the test in such a process, since other tests have shares in the same context.
+/// Whether this process is for one test. Else runs it in one, since other tests share the context.
 fn is_alone(test: &str) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return true;
@@ -64,8 +64,8 @@ fn gpu_context_that_is_kept_outlives_its_shares() {
     assert!(gpu.has_context().unwrap(), "it is kept");
 }
 
-/// A graph that still launches itself is told to end, and its memory is freed then. On the stand-in, a destroyed graph, module or timer
-/// ends the process.
+/// A graph that still launches itself is cancelled, then its memory is freed. On the stand-in, a destroyed
+/// graph, module or timer ends the process.
 #[test]
 fn gpu_context_that_is_kept_frees_memory_and_nothing_that_was_launched() {
     let bench = need!(Bench::new(), gpu, "one CUDA device");
@@ -73,7 +73,7 @@ fn gpu_context_that_is_kept_frees_memory_and_nothing_that_was_launched() {
         return;
     }
     bench.context.keep();
-    // Before the graph runs: loading a module may wait for what runs, and this graph ends only when it is dropped.
+    // Before the graph runs, which ends only when dropped: loading a module may wait for what runs.
     let again = Module::load(&bench.context, &bench.image).unwrap();
     let counter = PinnedMemory::new(&bench.context, 64).unwrap();
     let address = counter.words().as_ptr() as u64;
@@ -93,8 +93,8 @@ fn gpu_context_that_is_kept_frees_memory_and_nothing_that_was_launched() {
     assert!(!bench.context.is_pinned(address).unwrap(), "memory is freed");
 }
 
-/// The driver gives all threads that can run at once their own memory, as much as the kernel with the most needs. It grows under graphs
-/// that were instantiated for the device before.
+/// The driver gives all concurrent threads local memory, as much as the neediest kernel's. It grows under
+/// graphs that were instantiated for the device before.
 #[test]
 fn gpu_graph_runs_after_threads_got_more_memory_of_their_own() {
     let gpu = need!(Gpu::first(), gpu, "one CUDA device");

@@ -173,7 +173,7 @@ fn gpu_kernel_that_does_not_end_is_given_up_and_ends_by_its_cancel_word() {
     unsafe { other.launch(&add, ONE, &Arguments::new().u64(alive.device_address() + 4).u32(7)) }.unwrap();
     other.wait("kernel `add`", LIMIT).unwrap();
     assert_eq!(alive.words()[1].load(Ordering::Acquire), 7);
-    // What is dropped now may be in use: it is put aside, and pages, which their owner unmaps next, are waited for a while.
+    // What is dropped now may be in use: it is set aside. Pages, unmapped next, are waited for a while.
     let since = Instant::now();
     drop((in_use, registered));
     assert!(since.elapsed() < LIMIT && bench.kept() == 2, "{:?}, {} kept", since.elapsed(), bench.kept());
@@ -267,8 +267,8 @@ fn gpu_rings_a_doorbell_page_registered_as_memory_after_a_refusal_as_registers()
     assert_eq!(pages.long_word(0x800).load(Ordering::Acquire), 0x0123_4567_89ab_cdef);
 }
 
-/// Two threads drop what they registered while a kernel runs. When it has ended, one of them frees for both, and the other,
-/// which finds nothing to be freed, must not unmap its pages before.
+/// Two threads drop what they registered while a kernel runs. When it has ended, one of them frees for both,
+/// and the other, which finds nothing to free, must not unmap its pages before.
 #[test]
 fn gpu_pages_are_given_back_before_any_thread_unmaps_them() {
     let bench = need!(Bench::new(), gpu, "one CUDA device");

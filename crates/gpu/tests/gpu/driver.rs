@@ -1,4 +1,4 @@
-//! The stand-in of CUDA's driver (`stand_in.c`), compiled into a folder. `crates/pipeline` takes this file too.
+//! The stand-in of CUDA's driver (`stand_in.c`), compiled into a folder; used by `crates/pipeline` too.
 
 use std::fs;
 use std::path::PathBuf;

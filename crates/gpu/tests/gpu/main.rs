@@ -1,6 +1,6 @@
-//! Tests that need a toolkit (`toolchain`), and tests that need a GPU as well (`gpu_*`); each says aloud what it lacks.
+//! Tests that need a toolkit (`toolchain`), tests that also need a GPU (`gpu_*`); each says what it lacks.
 //!
-//! On a machine with a GPU and no Rust this program runs by itself: `REQUIRE=gpu,toolkit ./gpu-HASH --test-threads=1`.
+//! Runs without Rust on a machine with a GPU: `REQUIRE=gpu,toolkit ./gpu-HASH --test-threads=1`.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! The kernels that the host twin is tested with: NVIDIA's compiler takes the same sources, and a GPU leaves what plain Rust computes.
+//! The host twin's test kernels: NVIDIA's compiler takes the same sources, a GPU gives plain Rust's results.
 //!
 //! The twin's own tests compare it with the same plain Rust, so that twin and GPU are compared too.
 
@@ -22,7 +22,7 @@ const SOURCE: &str = include_str!("../../../host-twin/tests/kernels/ordinary.cu"
 
 fn image(toolkit: Toolkit, arch: Arch) -> Image {
     let folders = toolkit.include.iter().map(|folder| format!("-I{}", folder.display())).collect::<Vec<_>>();
-    // CCCL's, which wheels lack. The compiler has its macros built in, and cooperative groups have traits of their own.
+    // CCCL's, which wheels lack. The compiler has its macros, and cooperative groups have their own traits.
     let unit = folders
         .into_iter()
         .fold(Unit::new("ordinary.cu", SOURCE).header("nv/target", ""), Unit::flag)
@@ -71,7 +71,7 @@ impl Bench {
         let arguments = addresses.fold(Arguments::new(), Arguments::u64);
         let arguments = number.into_iter().fold(arguments, Arguments::u32);
         let function = self.module.function(kernel).unwrap();
-        // SAFETY: the memories live until the stream is idle, and are as long as the kernel's source asks for.
+        // SAFETY: the memories live until the stream is idle, and are as long as the kernel's source needs.
         unsafe { self.stream.launch(&function, shape, &arguments) }.unwrap();
         self.stream.wait(kernel, LIMIT).unwrap();
         let mut bytes = vec![0; memories[memories.len() - 1].len()];

@@ -1,4 +1,4 @@
-//! `gpu-probe`: `--json` names GPU, driver and compiler beside other programs' numbers, `--energy` counts a GPU's energy.
+//! `gpu-probe`: `--json` names GPU, driver, compiler for others' numbers; `--energy` counts a GPU's energy.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

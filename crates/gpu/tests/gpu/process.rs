@@ -1,12 +1,12 @@
-//! This test program, or part of it, as a process of its own, with a deadline: for what loses a context or wants another driver.
+//! This test program, or a part, as a process with a deadline: for a lost context or another driver.
 
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Runs this very program with `arguments` and what `set` adds, at most `limit`; gives what it said (kept in `log`
-/// meanwhile), and whether it ended well.
+/// Runs this very program with `arguments` and what `set` adds, at most `limit`. Gives its output (kept in
+/// `log` meanwhile), and whether it ended well.
 pub fn us(arguments: &[&str], set: impl FnOnce(&mut Command), log: &Path, limit: Duration) -> (String, bool) {
     let file = File::create(log).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());

@@ -1,8 +1,8 @@
-//! The tests of `device` on a stand-in of the driver (`stand_in.c`), where there is no GPU; and drivers that are too old, empty,
-//! or no drivers: each is an error that says so.
+//! The tests of `device` on a stand-in of the driver (`stand_in.c`), without a GPU. Drivers that are too old,
+//! empty, or no drivers are errors that say so.
 //!
-//! The stand-in runs on the CPU and shows nothing of a GPU. It is strict about what the safe floor promises: a program that frees
-//! under a stream is aborted. What it passes still has to pass on a GPU.
+//! The stand-in runs on the CPU and shows nothing of a GPU. It is strict about what the safe floor promises:
+//! a program that frees under a stream is aborted. What it passes still has to pass on a GPU.
 
 use std::fs;
 use std::process::Command;

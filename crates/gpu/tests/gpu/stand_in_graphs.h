@@ -1,4 +1,4 @@
-/* Graphs of the stand-in `stand_in.c`: recorded from a stream or built of nodes, looked at, instantiated and launched. */
+/* Graphs of the stand-in `stand_in.c`: recorded or built of nodes, inspected, instantiated, launched. */
 
 CUresult cuStreamBeginCapture_v2(struct stream *stream, unsigned mode)
 {

@@ -1,4 +1,4 @@
-/* Kernels of the stand-in `stand_in.c`, and what a stream does: its operations run on a thread, in the order of the stream. */
+/* Kernels of the stand-in `stand_in.c`, and streams: a stream's operations run on a thread, in order. */
 
 /* ---- kernels ---- */
 struct kernel {

@@ -175,7 +175,7 @@ fn a_second_start_reads_its_image_from_disk_and_loads_no_compiler() {
         times[0].as_millis(),
         times[1].as_millis()
     );
-    // The same toolkit in another place is another: without its libraries only an entry of the cache could serve.
+    // The same toolkit in another place is another: without its libraries only a cache entry could serve.
     let gone = Toolkit { nvrtc: "/no/such/libnvrtc.so.13".into(), ..toolkit.clone() };
     let error =
         ImageBuilder::new(gone, Cache::at(&folder)).image(&units(), Arch::sm(90), Form::Cubin).unwrap_err();

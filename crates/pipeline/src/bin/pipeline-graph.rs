@@ -1,8 +1,8 @@
-//! `pipeline-graph`: what the graph of a turn is made of on this machine's GPU, for `cargo xtask figure 3`; and with `wait graph` what
+//! `pipeline-graph`: a turn's graph on this machine's GPU, for `cargo xtask figure 3`. With `wait graph` what
 //! waiting and sending add to a turn, for `cargo xtask figure bench-wait`. Each is one line of JSON.
 //!
-//! Without arguments it records the graph with one kernel in the place of a model, and launches nothing. `while`, `persistent` and `walk`
-//! are the other drivers. Exit status 2: a wrong argument, no GPU, or no CUDA toolkit.
+//! Without arguments it records the graph with one kernel for a model, and launches nothing. `while`,
+//! `persistent` and `walk` are other drivers. Exit status 2: a wrong argument, no GPU, or no CUDA toolkit.
 
 use std::io::{self, Write};
 use std::process::ExitCode;

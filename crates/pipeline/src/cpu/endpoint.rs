@@ -1,4 +1,4 @@
-//! One client's end on the server: a protection domain, regions over its slots and flags alone, and a queue pair.
+//! One client's end on the server: a protection domain, regions over its slots and flags only, a queue pair.
 //!
 //! No key of a client opens another client's slots. An error ends this client's queue pair alone.
 
@@ -86,7 +86,7 @@ pub struct Setting<'a> {
     pub arrival: Arrival,
     /// Numbers of its slots, one behind the other, with the sequences of their last requests.
     pub granted: &'a [(u32, u32)],
-    /// Notes when the steps of its requests are taken: of arrivals by receive completions that the shim polls.
+    /// Notes when its requests' steps are taken: of arrivals by receive completions that the shim polls.
     pub is_traced: bool,
 }
 
@@ -162,13 +162,13 @@ pub struct Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // Before the regions go: a client that still asks gets no answer, and not the error of a region that is gone.
+        // Before the regions go: a client that still asks gets no answer, not the error of a lost region.
         let _ = self.poster.qp().reset();
     }
 }
 
 impl Endpoint {
-    /// Registers and clears the granted slots, and makes a queue pair. What a client before wrote there is gone.
+    /// Registers and clears the granted slots, and makes a queue pair. The last client's data there is gone.
     pub fn new(context: &Context, memory: &Memory, setting: &Setting<'_>) -> Result<Endpoint, CpuError> {
         let Setting { mode, kind, arrival, granted, is_traced } = *setting;
         if is_traced && (mode != Mode::CpuCpuShim || arrival != Arrival::Completion) {
@@ -358,15 +358,15 @@ impl Endpoint {
         })
     }
 
-    /// Notes that a slot's request is begun now, if it is traced. `turn_ns`: since when there was room for it.
+    /// Notes that a slot's request begins now, if it is traced. `turn_ns`: since when there was room for it.
     pub(super) fn note_begin(&mut self, slot: u32, turn_ns: u64) {
         if let (Some(place), Some(tracing)) = (self.place(slot), &mut self.tracing) {
             tracing.begun[place].turn_ns = [turn_ns, unix_ns()];
         }
     }
 
-    /// Notes a slot's answer, if it is traced. `times`: of the steps between its begin and its answer; `sent_ns`: when the answer began
-    /// to be written, and when its doorbell was rung.
+    /// Notes a slot's answer, if it is traced. `times`: of the steps between its begin and its answer;
+    /// `sent_ns`: when the answer began to be written, and when its doorbell was rung.
     pub(super) fn note_end(&mut self, slot: u32, times: OffloadTimes, sent_ns: [u64; 2]) {
         let Some(place) = self.place(slot) else { return };
         let Some(tracing) = &mut self.tracing else { return };
@@ -386,7 +386,7 @@ impl Endpoint {
         self.tracing.as_mut().map(|tracing| std::mem::take(&mut tracing.trace))
     }
 
-    /// Notes that a slot's answer is being posted, by what computes it. `next`: sequence of the slot's next request.
+    /// Notes that its offload posts a slot's answer. `next`: sequence of the slot's next request.
     pub(super) fn handed_over(&mut self, (slot, next): (u32, u32), is_refused: bool, now_ns: u64) {
         if let Some(place) = self.place(slot) {
             self.places[place] = Place { flag: flag(next), is_served: false };
@@ -398,7 +398,7 @@ impl Endpoint {
         *(if is_refused { &mut self.counts.refused } else { &mut self.counts.answered }) += 1;
     }
 
-    /// Posts the receive of a slot's next request, before the answer: the client may send as soon as it has that.
+    /// Posts the receive of a slot's next request, before the answer: once it has that the client may send.
     fn make_room(&mut self, place: usize) -> Result<(), CpuError> {
         if self.arrival == Arrival::Send { self.post_receive(place) } else { Ok(()) }
     }
@@ -420,8 +420,8 @@ impl Endpoint {
         }
     }
 
-    /// Writes a result into the slot's answer. The NIC does not read the answer before it any more: [`slots::Server::take`] sees to
-    /// that.
+    /// Writes a result into the slot's answer. The NIC no longer reads the answer before it:
+    /// [`slots::Server::take`] sees to that.
     pub(super) fn put(&self, slot: u32, outputs: &[Vec<f32>]) -> Status {
         let Some(place) = self.place(slot) else { return Status::Stopping };
         let start = self.request_at(place) + self.geometry.answer_offset();
@@ -431,8 +431,8 @@ impl Endpoint {
         Status::Ok
     }
 
-    /// Completes an answer, whose tensors are in its slot unless it is a refusal, and posts it. `next`: sequence of the slot's next
-    /// request.
+    /// Completes an answer, whose tensors are in its slot unless it is a refusal, and posts it. `next`:
+    /// sequence of the slot's next request.
     pub(super) fn answer(
         &mut self,
         (slot, next): (u32, u32),

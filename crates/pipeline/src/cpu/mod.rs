@@ -1,9 +1,9 @@
-//! The modes in which this thread waits. It runs the model and posts, by libibverbs or by the shim; or an [`Offload`] computes
-//! beside it, and may post.
+//! The modes in which this thread waits. It runs the model and posts, by libibverbs or by the shim; or an
+//! [`Offload`] computes beside it, and may post.
 //!
-//! [`Served`] has the slots of one model. One thread calls it; other threads make a client's [`Endpoint`] and drop it,
-//! because that takes calls of the kernel. In order: [`Served::grant`], [`Endpoint::new`], its queue pair's states,
-//! [`Served::admit`]; at the end [`Served::remove`], the endpoint's drop, [`Served::withdraw`].
+//! [`Served`] has the slots of one model. One thread calls it; other threads make and drop a client's
+//! [`Endpoint`], which takes kernel calls. In order: [`Served::grant`], [`Endpoint::new`], its queue pair's
+//! states, [`Served::admit`]; at the end [`Served::remove`], the endpoint's drop, [`Served::withdraw`].
 
 mod endpoint;
 mod error;
@@ -70,7 +70,7 @@ impl Served {
         Served::with(Memory::new(geometry, slots)?, slots, None)
     }
 
-    /// Has requests computed by `offload`, out of as many slots in `memory`, in the place of a model. Errors: as [`Self::new`].
+    /// Has `offload` compute requests out of `slots` slots of `memory`, as a model. Errors: [`Self::new`]'s.
     pub fn with(memory: Memory, slots: u32, offload: Option<Box<dyn Offload>>) -> Result<Served, CpuError> {
         let geometry = memory.geometry.clone();
         let messages = [&geometry.request, &geometry.answer];
@@ -99,7 +99,7 @@ impl Served {
         })
     }
 
-    /// Has what computes note how long the steps of a request take. Error: it cannot; nothing computes beside this thread.
+    /// Has the offload note how long a request's steps take. Error: it cannot; there is no offload.
     pub fn trace(&mut self) -> Result<(), CpuError> {
         match &mut self.offload {
             Some(offload) => offload.trace(),
@@ -122,7 +122,7 @@ impl Served {
         self.server.grant(wanted)
     }
 
-    /// Lets a client have so many requests outstanding, in place of as many as it has slots. To be called before the client gets its slots.
+    /// Lets a client have so many requests outstanding, instead of one a slot. Call it before it gets slots.
     pub fn limit(&mut self, client: u32, credits: u16) -> Result<(), ServerError> {
         self.server.limit(client, credits)
     }
@@ -140,8 +140,8 @@ impl Served {
         self.endpoints.insert(client, endpoint);
     }
 
-    /// Serves a client no longer. Drop its endpoint before [`Self::withdraw`]. Error: a kernel may still post there. Its memory, keys
-    /// and queue stay for good, and so do its slots: do not withdraw them.
+    /// Stops serving a client. Drop its endpoint before [`Self::withdraw`]. Error: a kernel may still post
+    /// there. Its memory, keys, queue and slots then stay for good: do not withdraw them.
     pub fn remove(&mut self, client: u32) -> Result<Option<Endpoint>, CpuError> {
         let Some(endpoint) = self.endpoints.remove(&client) else { return Ok(None) };
         if let Some(Err(error)) = self.offload.as_mut().map(|offload| offload.remove(client)) {
@@ -205,8 +205,8 @@ impl Served {
         has_come
     }
 
-    /// Serves the next request: whether there was one. `model` makes outputs of inputs; with none, requests are
-    /// answered with [`Status::Stopping`]. Where requests are offloaded, any model stands for that one.
+    /// Serves the next request: whether there was one. `model` makes outputs of inputs; with none, requests
+    /// are answered with [`Status::Stopping`]. Where requests are offloaded, any model stands for that one.
     pub fn serve(&mut self, model: Option<&mut Model<'_>>) -> Result<bool, CpuError> {
         if self.offload.is_some() {
             return self.serve_beside(model.is_some());

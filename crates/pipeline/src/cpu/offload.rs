@@ -3,8 +3,8 @@
 use super::{CpuError, Endpoint, Job};
 use crate::trace::OffloadTimes;
 
-/// Computes answers out of slots, beside the thread that serves. It finds the tensors of a request in its slot, and leaves those of
-/// the answer there.
+/// Computes answers out of slots, beside the thread that serves. It finds the tensors of a request in its
+/// slot, and leaves those of the answer there.
 pub trait Offload: Send {
     /// Whether it posts the answers, too.
     fn posts(&self) -> bool {
@@ -37,11 +37,11 @@ pub trait Offload: Send {
         None
     }
 
-    /// A request that has ended, in the order of their beginnings; with what posts answers, none. Errors: what went wrong in it.
+    /// A request that has ended, in the order of begins; none if it posts answers. Errors: its failure.
     fn ended(&mut self) -> Result<Option<Job>, CpuError>;
 
-    /// How long the steps of the request took that [`Self::ended`] returned last, if steps are noted. Asked for behind the answer's
-    /// doorbell, so that reading them is no part of its service.
+    /// How long the steps took of the request that [`Self::ended`] returned last, if noted. Asked for behind
+    /// the answer's doorbell, so that reading them is no part of its service.
     fn times(&mut self) -> Result<OffloadTimes, CpuError> {
         Ok(OffloadTimes::default())
     }

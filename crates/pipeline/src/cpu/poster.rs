@@ -46,7 +46,7 @@ pub enum Poster {
     Kernels(Box<Pooled>),
 }
 
-/// A pool's queue; dropped, it is the pool's again. A GPU's that is destroyed while kernels run would stay for good.
+/// A pool's queue, returned on drop. A GPU's that is destroyed while kernels run would stay for good.
 #[derive(Debug)]
 pub struct Pooled {
     pool: Arc<Pool>,
@@ -84,8 +84,8 @@ fn wrong(error: impl std::fmt::Display) -> CpuError {
 }
 
 impl Poster {
-    /// For so many slots, with a protection domain of its own. `pool`: of queues to which kernels post, where the mode has them do so.
-    /// Error: in the mode the CPU does not wait, or there is no such pool.
+    /// For so many slots, with its own protection domain. `pool`: of queues to which kernels post, where the
+    /// mode has it so. Error: in the mode the CPU does not wait, or there is no such pool.
     pub fn new(
         mode: Mode,
         context: &Context,

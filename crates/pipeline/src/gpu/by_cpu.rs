@@ -1,8 +1,8 @@
-//! `cpu-gpu`: the CPU waits and launches, for each request, a graph whose last kernel posts the answer. On the host twin the kernels of
-//! that graph are launched one by one, and have ended when the launch returns.
+//! `cpu-gpu`: for each request the CPU waits, and launches a graph whose last kernel posts the answer. On the
+//! host twin that graph's kernels are launched one by one, and have ended when the launch returns.
 //!
-//! The requests lie in host memory, where the CPU reads their prefixes. Launches do not wait for each other: a ring of records tells
-//! each what it is for.
+//! The requests lie in host memory, where the CPU reads their prefixes. Launches do not wait for each other:
+//! a ring of records tells each what it is for.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -111,8 +111,8 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Kernels for slots in host memory. Errors: memory that the machine's kernels do not reach; no memory; a model of another kind of
-    /// machine; what the compiler says.
+    /// Kernels for slots in host memory. Errors: memory that the machine's kernels do not reach; no memory; a
+    /// model of another kind of machine; what the compiler says.
     pub fn new(machine: &Machine, setting: &Setting<'_>, model: Model) -> Result<Turns, ServedError> {
         let Setting { slots, slot_count, clients, copying, .. } = *setting;
         let geometry = &slots.geometry;
@@ -175,7 +175,7 @@ impl Turns {
         Ok(Turns { launches, kept: Arc::new(kept), begun: 0, clients: BTreeMap::new(), place_count: clients })
     }
 
-    /// Has answers say that a client may have so many requests outstanding, in place of as many as it has slots. Before the first turn.
+    /// Has answers allow a client so many outstanding requests, instead of one a slot. Before the first turn.
     pub fn limit(&mut self, credits: u16) -> Result<(), ServedError> {
         if self.begun > 0 {
             return refuse("kernels read what they are told while they run");
@@ -286,7 +286,7 @@ fn graph(
         put(2)?;
         put(3)
     };
-    // SAFETY: the functions' code stays with the module, which `begin` keeps; `Recorded` promises the same of the model's.
+    // SAFETY: the functions' code stays with the module, which `begin` keeps; `Recorded` keeps the model's.
     let graph = unsafe { Graph::capture(stream, record) }?.instantiate_for_host()?;
     Ok((graph.uploaded(stream)?, begin))
 }

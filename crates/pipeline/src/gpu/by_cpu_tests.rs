@@ -1,4 +1,4 @@
-//! `cpu-gpu` over a NIC: real queues of unmodified libibverbs, a client of the shim, and kernels of the host twin or of a GPU.
+//! `cpu-gpu` over a NIC: queues of unmodified libibverbs, a shim client, kernels of the host twin or a GPU.
 
 use ::gpu::{Compiler, Toolkit};
 use host_twin::Visibility;

@@ -1,7 +1,7 @@
-//! How a pipeline has its turns: a chain of them on a GPU, a thread of the host twin's, or one kernel; how it ends and begins again.
+//! A pipeline's turns: a chain on a GPU, a thread of the host twin's, or one kernel; their end and restart.
 //!
-//! A chain ends by the cancel word, by the host's own slot marked as stop, by a queue that fails, or by an error. Its end calls a
-//! function, on a thread that slept until then.
+//! A chain ends by the cancel word, the host's own slot marked as stop, a queue that fails, or an error. Its
+//! end calls a function, on a thread that slept until then.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ fn turns(core: &Arc<Core>, steps: &Steps, model: &Mutex<Box<Model>>) -> Result<(
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     while core.shared.words()[0].load(Ordering::Acquire) == 0 {
         for step in 0..4 {
-            // A model in the slots runs in each turn, as in a graph; what it writes without a request is not sent.
+            // A model in the slots runs in each turn, as in a graph; without a request nothing is sent.
             if step == 2 && (core.told.in_slots || core.turn_now()?.1 == State::Request) {
                 model().map_err(ServedError::Model)?;
             }
@@ -47,14 +47,14 @@ impl Served {
         }
     }
 
-    /// Marks the host's own slot as stop: in its next round the kernel that waits sees it, and the chain ends after that turn. The paper's
-    /// release poisons a slot. This one no client has, so that no client stops the server. The mark stays until the chain is started again.
+    /// Marks the host's own slot as stop: the waiting kernel's next round sees it, and the chain ends after
+    /// that turn. The release poisons a client's slot; here no client stops the server. A start clears it.
     pub fn mark_stop(&self) -> Result<(), ServedError> {
         self.core.mark(STOP)
     }
 
-    /// Lets a client have so many requests outstanding, in place of as many as it has slots: its answers say so, and what comes beyond them
-    /// is refused. The chain is at rest, and no client is here that has heard of its slots.
+    /// Lets a client have so many requests outstanding, instead of one a slot: its answers say so, and more
+    /// are refused. The chain is at rest, and no client is here that has heard of its slots.
     pub fn limit(&mut self, credits: u16) -> Result<(), ServedError> {
         if self.may_run() {
             return refuse("kernels read what they are told while they run");
@@ -62,7 +62,7 @@ impl Served {
         self.core.tell(offset_of!(db_served, credits), &u32::from(credits.max(1)).to_ne_bytes())
     }
 
-    /// Has every good request answered with this status from now on, and not computed. `None`: requests are served. The chain is at rest.
+    /// Answers every good request with this status, uncomputed. `None`: serves them. The chain is at rest.
     pub fn refuse(&mut self, status: Option<Status>) -> Result<(), ServedError> {
         if self.may_run() {
             return refuse("kernels read what they are told while they run");
@@ -71,7 +71,7 @@ impl Served {
         self.core.tell(offset_of!(db_served, refuses), &word.to_ne_bytes())
     }
 
-    /// Fails clients that have not taken an answer for so long, in place of [`crate::PATIENCE`]. The chain is at rest.
+    /// Fails clients that take no answer for so long, instead of [`crate::PATIENCE`]. The chain is at rest.
     pub fn set_patience(&mut self, patience: Duration) -> Result<(), ServedError> {
         if self.may_run() {
             return refuse("kernels read what they are told while they run");
@@ -81,7 +81,7 @@ impl Served {
         self.core.tell(offset_of!(db_served, patience_ns), &ns.to_ne_bytes())
     }
 
-    /// Has its turns on a thread that launches kernel after kernel, for the host twin, from [`Self::start`] on.
+    /// Has its turns on a thread that launches each kernel, for the host twin, from [`Self::start`] on.
     pub fn prepare_by_cpu(
         &mut self,
         model: impl FnMut() -> Result<(), String> + Send + 'static,
@@ -105,8 +105,8 @@ impl Served {
         Steps::new(&self.core.machine, self.core.told)
     }
 
-    /// Has its turns on the GPU alone, with a model of that GPU, from [`Self::start`] on. A driver may wait for a running graph before it
-    /// makes another one, so several pipelines are prepared before the first one starts.
+    /// Has its turns on the GPU alone, with a model of that GPU, from [`Self::start`] on. A driver may wait
+    /// for a running graph before it makes another one, so several pipelines are prepared before any starts.
     pub fn prepare_graph(&mut self, again: Repeat, model: Box<dyn Recorded>) -> Result<(), ServedError> {
         self.is_new()?;
         let graph = launch::graph(&self.core.machine, self.core.told, again, &*model)?;
@@ -174,7 +174,7 @@ impl Served {
         Ok(())
     }
 
-    /// Whether it has its turns. Error: what went wrong in a kernel of a graph; of the thread's, [`Self::wait_end`] tells.
+    /// Whether it has its turns. Error: what went wrong in a graph's kernel; a thread's: [`Self::wait_end`].
     pub fn is_running(&self) -> Result<bool, ServedError> {
         match &self.runs {
             Runs::Thread { thread: Some(_), has_ended, .. } => Ok(!has_ended.load(Ordering::Acquire)),
@@ -189,7 +189,7 @@ impl Served {
         self.wait_end(limit)
     }
 
-    /// Waits for the end of the chain. Errors: as [`Self::stop`]; the chain has ended unless it is `Deadline`.
+    /// Waits for the chain's end. Errors: as [`Self::stop`]; the chain has ended unless it is `Deadline`.
     pub fn wait_end(&mut self, limit: Duration) -> Result<(), ServedError> {
         let since = Instant::now();
         match &mut self.runs {

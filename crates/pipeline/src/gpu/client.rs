@@ -13,6 +13,6 @@ pub struct Client {
     pub flags: (u64, u32),
     /// Key of the slots for its queue: [`rdma_shim::kernel::Share::mr`]'s.
     pub lkey: u32,
-    /// Of an unreliable connection's request the flag says nothing of the bytes before: its last bytes must be there too.
+    /// An unreliable connection's flag says nothing of the bytes before: the last must be there too.
     pub is_reliable: bool,
 }

@@ -1,7 +1,7 @@
-//! What waiting and sending add to a turn, for `cargo xtask figure bench-wait`: requests lie in their slots before the turns begin.
+//! What waiting and sending add to a turn, for `cargo xtask figure bench-wait`: requests lie ready in slots.
 //!
-//! The queue's NIC is memory that nothing reads, and the model reverses its input (`kernels/reversal.cu`). All times but one are the GPU's: a
-//! turn's period is the time from the end of one answer to that of the next. What the model takes alone is the CPU's time of many turns.
+//! The NIC is memory that nothing reads; the model reverses its input (`kernels/reversal.cu`). A period is
+//! from one answer's end to the next's, by the GPU. The CPU times a graph's model alone, over many turns.
 
 use std::mem::offset_of;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ use super::launch::KERNELS;
 use super::layout::db_place;
 use super::{Core, MOST_THREADS, Repeat, Served, ServedError, Setting, refuse};
 
-/// Slots of the pipelines that are timed. One slot cannot hold a request that waits already: it is in use until its answer was read.
+/// Slots of the timed pipelines. One slot cannot hold a waiting request: its answer must be read first.
 pub const SLOTS: [u32; 3] = [2, 64, 4096];
 /// Most requests of a pipeline, in slots that are evenly spread.
 const REQUESTS: u32 = 64;
@@ -110,7 +110,7 @@ fn alone(machine: &Machine, driver: Driver, turns: u32) -> Result<Duration, Serv
     let mut graph = match driver.again() {
         Repeat::Relaunch => {
             let module = machine.module(&[gpu::relaunch_unit()])?;
-            // SAFETY: the model keeps the code and the memory of its steps, and outlives the graph, which is dropped first.
+            // SAFETY: the model keeps its steps' code and memory, and the graph is dropped before it.
             unsafe { SelfLaunching::of_capture(&module, turns, None, record) }
         }
         Repeat::While => {
@@ -136,8 +136,8 @@ fn median(machine: &Machine, driver: Driver, slots: u32, is_traced: bool) -> Res
     Ok(Duration::from_nanos(all[all.len() / 2]))
 }
 
-/// The periods of one pipeline in ns. With few slots there are several rounds: the NIC sends the answers of the last one when the requests
-/// of the next one lie in their slots.
+/// The periods of one pipeline in ns. With few slots there are several rounds: the NIC sends the answers of
+/// one when the requests of the next one lie in their slots.
 fn periods(machine: &Machine, driver: Driver, slots: u32, is_traced: bool) -> Result<Vec<u64>, ServedError> {
     let mut waiting = Waiting::new(machine, geometry()?, slots, driver.threads())?;
     if is_traced {
@@ -242,7 +242,7 @@ impl ReversalModel {
     fn resident(self) -> ResidentModel {
         let (entry, address) = (self.twin_entry, self.arguments.kernel_address());
         let threads = if entry == 0 { THREADS } else { 64 };
-        // SAFETY: the function keeps to the slots and to the memory that `self` keeps; its only waits are the grid's.
+        // SAFETY: the function keeps to the slots and `self`'s memory; its only waits are the grid's.
         unsafe { ResidentModel::new(vec![unit()], entry, address, threads, self) }
     }
 }
@@ -314,7 +314,7 @@ impl Waiting {
         Ok(())
     }
 
-    /// Plays the NIC that has sent these answers, counted from 0. The first CQE is written last, so that a look at it finds all.
+    /// Plays the NIC that has sent these answers, from 0. The first CQE comes last: a look at it finds all.
     fn complete(&self, answers: std::ops::Range<u32>) -> Result<(), ServedError> {
         let (entries, at) = completions(self.served.core.slot_count);
         for nth in answers.rev() {
@@ -330,7 +330,7 @@ impl Waiting {
         Ok(())
     }
 
-    /// Writes a request to each of these slots, where `before` have been answered; all flags last. No kernel takes one meanwhile.
+    /// Writes a request to each of these slots, with `before` answered, flags last. No kernel takes one then.
     pub(super) fn fill(
         &self,
         filled: &[u32],

@@ -1,7 +1,7 @@
-//! One client's end on the server: a queue of a pool, with a protection domain of its own, and regions over its slots and flags alone.
+//! A client's server end: a pool's queue, its protection domain, regions over its slots and flags only.
 //!
-//! A queue is reused: while a graph runs, one that is dropped would stay for good. The next client gets it with new registrations; the
-//! keys of the client before open nothing any more.
+//! A queue is reused: one that is dropped while a graph runs would stay for good. The next client gets it
+//! with new registrations; the keys of the client before open nothing any more.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -55,7 +55,7 @@ impl Pool {
         Pool { posts, ..self }
     }
 
-    /// Queues that kernels post to while the CPU posts receives and polls. Without a limit: each is a client's.
+    /// Queues that kernels post to while the CPU posts receives and polls. No limit: each is a client's.
     pub(crate) fn polled_by_cpu(machine: &Machine, context: &Context) -> Pool {
         Pool { most: usize::MAX, has_one_cq: true, ..Pool::new(machine, context, 0, 0) }
     }
@@ -91,7 +91,7 @@ impl Pool {
     }
 }
 
-/// A client's end. Its queue is in the pipeline while the client is served; dropped, it gives the queue back to the pool.
+/// A client's end. Its queue is in the pipeline while the client is served; dropped, the pool gets the queue.
 #[derive(Debug)]
 pub struct Endpoint {
     pool: Arc<Pool>,
@@ -104,8 +104,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Registers and clears the granted slots, numbers one behind the other with the sequences of their last requests, and takes a
-    /// queue.
+    /// Registers and clears the granted slots, numbers one behind the other with the sequences of their last
+    /// requests, and takes a queue.
     pub fn new(
         slots: &Slots,
         pool: &Arc<Pool>,
@@ -179,8 +179,8 @@ impl Endpoint {
         }
     }
 
-    /// Takes its queue back from the pipeline, whose kernels have let the client go: answers that were posted, and how many of them
-    /// were refusals.
+    /// Takes its queue back from the pipeline, whose kernels have let the client go: answers that were
+    /// posted, and how many of them were refusals.
     pub fn leave(&mut self, served: &mut Served, place: u32) -> Result<[u64; 2], ServedError> {
         let answered = served.answered(place)?;
         self.queue = Some(served.take_queue(place)?);

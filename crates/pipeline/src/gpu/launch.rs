@@ -15,7 +15,7 @@ pub(super) const HEADERS: &[(&str, &str)] = &[
     ("slots.h", slots::header::TEXT),
 ];
 
-/// The kernels of a turn in their order; the model's are between the second and the third, which only a model with buffers needs.
+/// A turn's kernels in order, the model's between take and put, which only a model with buffers needs.
 pub const SOURCES: [Source; 4] = [
     Source { name: "wait.cu", text: include_str!("../../kernels/wait.cu"), headers: HEADERS, twin: &KERNELS },
     Source { name: "take.cu", text: include_str!("../../kernels/take.cu"), headers: HEADERS, twin: &KERNELS },
@@ -81,8 +81,8 @@ impl Steps {
     /// Runs one kernel to its end. `keep`: what keeps all memory that it uses.
     pub fn run<T>(&self, step: usize, wait: Duration, keep: T) -> Result<(), ServedError> {
         let arguments = Arguments::new().u64(self.told.served).u64(self.told.turn);
-        // SAFETY: the kernels take these two addresses. What they lead to, queues and slots included, is kept by `keep`. The kernel
-        // that waits ends by its own deadline; the others wait for nothing.
+        // SAFETY: the kernels take these two addresses. `keep` keeps what they lead to, queues and slots too.
+        // The kernel that waits ends by its own deadline; the others wait for nothing.
         let running = unsafe {
             self.kernels[step].launch(self.told.shapes[step], &arguments, self.unused.clone(), keep)
         }?;
@@ -105,8 +105,8 @@ pub enum Repeat {
     While,
 }
 
-/// The kernels of a turn on a GPU, recorded with a model's between them, so often as it takes. The caller keeps all memory that they use
-/// as long as the graph.
+/// A turn's kernels on a GPU, recorded with a model's between them, repeated as `again` says. The caller
+/// keeps all memory that they use as long as the graph.
 pub fn graph(
     machine: &Machine,
     told: KernelAddresses,
@@ -128,8 +128,8 @@ pub fn graph(
         Ok(())
     };
     let graph = match again {
-        // SAFETY: what the kernels use is kept as long as the graph, and `Recorded` promises the same of the model's. The module is the
-        // context's until the relaunching kernel, which the graph keeps, is gone.
+        // SAFETY: what the kernels use is kept as long as the graph; `Recorded` promises it of the model's.
+        // The module is the context's until the relaunching kernel, which the graph keeps, is gone.
         Repeat::Relaunch => unsafe { SelfLaunching::of_capture(&module, 0, None, record) },
         // SAFETY: as above.
         Repeat::While => unsafe { SelfLaunching::of_while(&module, 0, None, record) },

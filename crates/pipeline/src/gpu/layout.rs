@@ -1,4 +1,4 @@
-//! The structs of `kernels/pipeline.h`. A test compares every offset with the C side's (`tests/kernels/layout.cu`).
+//! The structs of `kernels/pipeline.h`. A test compares every offset with C's (`tests/kernels/layout.cu`).
 
 use rdma_shim::c_structs;
 use rdma_shim::kernel::{Plain, db_kernel_end, db_kernel_queue};

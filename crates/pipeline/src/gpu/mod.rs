@@ -1,8 +1,8 @@
-//! Pipelines whose kernels wait, copy and post: on a GPU as a graph that has its turns by itself, or on the host twin, where the CPU
-//! launches one kernel after the other; on either as one kernel that stays there ([`Served::prepare_resident`]).
+//! Pipelines whose kernels wait, copy and post. On a GPU a graph has its turns by itself; on the host twin
+//! the CPU launches each kernel. On either one kernel may stay ([`Served::prepare_resident`]).
 //!
-//! [`Served`] has the slots of one model and its clients. Clients join and leave while it runs: the kernel that waits takes a queue
-//! over and gives it back. A request is refused for all that `slots::Server` refuses it for.
+//! [`Served`] has the slots of one model and its clients, which join and leave while it runs. The waiting
+//! kernel takes a queue over and gives it back. Requests are refused as by `slots::Server`.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
@@ -80,20 +80,20 @@ pub struct Setting<'a> {
     pub arrival: Arrival,
     /// Where requests lie.
     pub place: Place,
-    /// The model's buffers, as kernels see them: one for each tensor, at multiples of 16. None at all: it works in the slots, at
-    /// [`Served::tensors`].
+    /// The model's buffers, as kernels see them: one for each tensor, at multiples of 16. None at all: it
+    /// works in the slots, at [`Served::tensors`].
     pub inputs: &'a [u64],
     pub outputs: &'a [u64],
     /// Longest wait of a turn.
     pub wait: Duration,
-    /// Threads that wait, if there is something to do for so many, [`MOST_THREADS`] at most; one walks over all slots, as in the paper's release.
+    /// Most threads that wait, up to [`MOST_THREADS`]; one walks over all slots, as the paper's release.
     pub threads: u32,
     /// Blocks that copy, and threads of each.
     pub copying: [u32; 2],
 }
 
-/// Time between two looks of the kernels at what lies across PCIe, while requests come: a look takes 4 us on an H200. A client that joins or
-/// leaves waits so long at most.
+/// Time between two looks of the kernels across PCIe, while requests come: a look takes 4 us on an H200. A
+/// client that joins or leaves waits so long at most.
 const ATTEND: Duration = Duration::from_millis(1);
 
 /// The slots of one model, and its clients.
@@ -147,13 +147,13 @@ fn failure(places: &HostMemory, index: u32) -> Result<Option<Failure>, KernelErr
 }
 
 impl Served {
-    /// Memory for slots and flags of the machine's own. Errors: a machine that does not see what a NIC writes there; no memory.
+    /// Slots and flags in the machine's memory. Errors: it does not see a NIC's writes there; no memory.
     pub fn new(machine: &Machine, setting: Setting<'_>) -> Result<Served, ServedError> {
         Served::posted_by(Processor::Gpu, machine, setting)
     }
 
-    /// As [`Self::new`]; where the CPU posts (`gpu-cpu`), a thread of its own does it, and clients' queues are made by
-    /// [`Queue::create_mixed`].
+    /// As [`Self::new`]; where the CPU posts (`gpu-cpu`), a thread of its own does it, and
+    /// [`Queue::create_mixed`] makes the clients' queues.
     pub fn posted_by(
         posts: Processor,
         machine: &Machine,
@@ -242,8 +242,8 @@ impl Served {
             },
         )?;
         turn.put(0, &db_turn { model_slot: count, ..db_turn::default() })?;
-        // A thread looks at nine slots side by side (`DB_SEEN`), and one warp of a block that sends at none: so eight. More threads make a
-        // barrier slower.
+        // A thread looks at nine slots side by side (`DB_SEEN`), and one warp of a block that sends at none:
+        // so eight. More threads make a barrier slower.
         let useful = count.div_ceil(8).max(setting.clients).max(64).next_multiple_of(32);
         let (threads, copying) = (setting.threads.min(useful), setting.copying);
         let is_told = told.is_some();
@@ -289,8 +289,8 @@ impl Served {
         Slots(Arc::clone(&self.core))
     }
 
-    /// Registers a slot before kernels run, and keeps it registered. Errors: memory that the NIC does not reach. A software NIC also makes
-    /// ready for a GPU's memory here, which it cannot while a kernel stays there.
+    /// Registers a slot before kernels run, and keeps it registered. Errors: memory that the NIC does not
+    /// reach. A software NIC also prepares for GPU memory here, which it cannot while a kernel stays there.
     pub fn register_early(&mut self, context: &verbs::Context) -> Result<(), ServedError> {
         let pd = context.alloc_pd()?;
         self.early = Some(self.slots().shares(&pd, 0, 1)?);
@@ -310,8 +310,8 @@ impl Served {
         &self.core.places.words()[(self.place_at(index) + field) / 4]
     }
 
-    /// Takes a client with a connected queue, and returns its place. No other client has its slots. The waiting kernel
-    /// serves the client from its next look on: [`Self::has_joined`]. Errors: no place; a queue that its slots could overrun.
+    /// Takes a client with a connected queue; returns its place. No other client has its slots. Kernels serve
+    /// it from the next look on: [`Self::has_joined`]. Errors: no place; a queue its slots could overrun.
     pub fn add_client(&mut self, queue: Queue, client: Client) -> Result<u32, ServedError> {
         let (room, Client { first, count, .. }) = (queue.room()?, client);
         self.core.check(first, count)?;
@@ -369,8 +369,8 @@ impl Served {
         Ok(())
     }
 
-    /// Asks the kernels to let a client go: [`Self::is_done`] tells when they have. Ask again where it says so now and they had not
-    /// taken the client in yet.
+    /// Asks the kernels to let a client go: [`Self::is_done`] tells when they have. Ask again where it says
+    /// so now and they had not taken the client in yet.
     pub fn let_go(&mut self, index: u32) -> Result<(), ServedError> {
         if !self.queues.lock().has(index as usize) {
             return refuse(format!("place {index} has no client"));
@@ -394,8 +394,8 @@ impl Served {
         Ok([place.answered, place.refused])
     }
 
-    /// Takes the queue of a client that is gone, as its kernels left it. Give it to the next client, [`Queue::emptied`]: while a graph
-    /// runs, a GPU's queue that is dropped stays until the GPU is at rest.
+    /// Takes the queue of a client that is gone, as its kernels left it. Give it to the next client,
+    /// [`Queue::emptied`]: a GPU's queue dropped while a graph runs stays until the GPU is at rest.
     pub fn take_queue(&mut self, index: u32) -> Result<Queue, ServedError> {
         if !self.is_gone(index) {
             return refuse(format!("the client in place {index} is not gone"));
@@ -404,8 +404,8 @@ impl Served {
         queue.map_or_else(|| refuse(format!("place {index} has no client")), Ok)
     }
 
-    /// [`Self::let_go`], then [`Self::take_queue`], emptied and in RESET. What was not answered is not. Error: as [`Self::wait_done`], and then the queue
-    /// stays.
+    /// [`Self::let_go`], then [`Self::take_queue`], emptied and in RESET. What was not answered is not.
+    /// Error: as [`Self::wait_done`], and then the queue stays.
     pub fn remove_client(&mut self, index: u32, limit: Duration) -> Result<Queue, ServedError> {
         self.wait_done(index, limit)?;
         self.let_go(index)?;
@@ -426,8 +426,8 @@ impl Served {
 }
 
 impl Slots {
-    /// Clears `count` slots and registers them for a client's protection domain: the slots, then their flags. What a client before
-    /// wrote there is gone.
+    /// Clears `count` slots and registers them for a client's protection domain: the slots, then their flags.
+    /// The last client's data there is gone.
     pub fn shares(&self, pd: &Pd, first: u32, count: u32) -> Result<[Share; 2], ServedError> {
         let core = &*self.0;
         core.check(first, count)?;

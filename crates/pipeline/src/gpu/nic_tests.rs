@@ -1,4 +1,4 @@
-//! Pipelines over a NIC: real queues of unmodified libibverbs, a client of the shim, and kernels of the host twin or of a GPU.
+//! Pipelines over a NIC: queues of unmodified libibverbs, a shim client, kernels of the host twin or a GPU.
 
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -62,8 +62,8 @@ impl Member {
     }
 }
 
-/// Two clients, several rounds, one that leaves while the other goes on; then the place is taken again. Gives the time from when the
-/// failure of a queue is seen to the wake-up of the thread that sleeps until the chain ends.
+/// Two clients, several rounds; one leaves while the other goes on, then its place is taken again. Gives the
+/// time from a queue's failure being seen to the wake-up of the thread that sleeps until the chain ends.
 pub fn serves(
     context: &Context,
     machine: &Machine,
@@ -301,7 +301,7 @@ struct AddOne {
 }
 
 impl AddOne {
-    /// Its input lies where the memory begins, its output 4096 bytes behind; the number of its only slot behind both.
+    /// Its input lies where the memory begins, its output 4096 bytes behind; its slot's number behind both.
     fn of(module: &Module, memory: &Memory) -> AddOne {
         let at = memory.kernel_address();
         memory.write((1 << 13) - 4, &[0; 4]).unwrap();
@@ -316,7 +316,7 @@ impl AddOne {
     }
 }
 
-// SAFETY: the kernel reads and writes the memory, which the value keeps, or slots of the pipeline that has the graph.
+// SAFETY: the kernel reads and writes memory that the value keeps, or slots of the graph's pipeline.
 unsafe impl Recorded for AddOne {
     fn record(&self, stream: &Stream) -> ::gpu::Result<()> {
         let words: Vec<u8> = self.places.as_flattened().iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -355,7 +355,7 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
     }
 }
 
-/// The model that adds 1, on a machine of either kind; its input lies where `memory` begins, its output 4096 bytes behind.
+/// The model that adds 1, on either machine; input where `memory` begins, output 4096 bytes behind.
 pub fn add_one_on(machine: &Machine, memory: &Memory) -> by_cpu::Model {
     let memory = memory.clone();
     if !machine.is_gpu() {

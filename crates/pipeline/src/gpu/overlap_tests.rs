@@ -1,4 +1,4 @@
-//! What the kernel that stays does beside a turn that runs, on the host twin: the model waits until the test lets it go on.
+//! What the kernel that stays does beside a running turn, on the host twin: the model waits for the test.
 
 use measure::need;
 use rdma_shim::kernel::{HostMemory, Source};

@@ -1,4 +1,4 @@
-//! A pipeline in one kernel that stays on the GPU (`kernels/serve.cu`), with a model that works in the slots: mode `gpu-persistent`.
+//! A pipeline in one kernel that stays on the GPU (`kernels/serve.cu`), model in the slots: `gpu-persistent`.
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -55,9 +55,9 @@ impl Served {
         Ok(Arc::new(Resident::new(&self.core, &source, name, model)?))
     }
 
-    /// Has its turns in one kernel that stays on the machine, from [`Self::start`] on, with a model of that machine that works in
-    /// [`Self::tensors`]. Threads that wait are the model's; what the setting says of threads is not used. Error also: the setting has
-    /// buffers of the model's.
+    /// Has its turns in one kernel that stays on the machine, from [`Self::start`] on, with a model of that
+    /// machine that works in [`Self::tensors`]. Threads that wait are the model's; the setting's are not
+    /// used. Error also: the setting has buffers of the model's.
     pub fn prepare_resident(&mut self, model: ResidentModel) -> Result<(), ServedError> {
         self.is_new()?;
         if !self.core.told.in_slots {
@@ -71,8 +71,8 @@ impl Served {
         Ok(())
     }
 
-    /// Runs a model alone so many times by the same kernel, which waits for nothing and sends nothing: how long a run took by the GPU's
-    /// clock, for measurements. The slot of the turn before is the model's, or the spare one. Error also: the pipeline has its turns.
+    /// Runs a model alone so many times by the same kernel, without waits or sends: a run's time by the GPU's
+    /// clock. The slot of the turn before is the model's, or the spare one. Error also: it has its turns.
     pub fn run_alone(&mut self, model: ResidentModel, runs: u64) -> Result<Duration, ServedError> {
         if runs == 0 || self.may_run() {
             return refuse("no run, or the pipeline has its turns");

@@ -75,8 +75,8 @@ impl Resident {
             .u64(u64::try_from(self.limit.as_nanos()).unwrap_or(u64::MAX))
             .u64(alone);
         let held: Held = (Arc::clone(core), Arc::clone(self));
-        // SAFETY: the kernel takes these arguments. `held` keeps what they lead to; queues and slots are the pipeline's, which is not
-        // dropped before the kernel has ended. It looks at the cancel word, and its waits have an end.
+        // SAFETY: the kernel takes these arguments. `held` keeps what they lead to; the pipeline keeps queues
+        // and slots until the kernel has ended. It looks at the cancel word, and its waits have an end.
         let running =
             unsafe { self.kernel.launch_cooperative(self.shape, &arguments, core.shared.clone(), held) }?;
         Ok(Launched(running))

@@ -103,7 +103,7 @@ fn gpu_serves_clients_that_come_and_go_in_one_kernel() {
     trace_in_one_kernel(&context, &machine, 256);
 }
 
-/// Serves four requests of a played NIC with a planted defect in the kernel or in the model: how many answers are right.
+/// Serves four requests of a played NIC with a defect in kernel or model: how many answers are right.
 fn right(seed: u64, serve: Option<&'static str>, model: &str) -> usize {
     let planted = serve.map(|name| (4, name));
     let mut pipeline = TestPipeline::of(Arrival::Flag, Some(seed), None, true);
@@ -312,7 +312,7 @@ fn the_resident_kernel_compiles_for_every_architecture() {
     compile_everywhere(toolkit, &[cost::unit()]);
 }
 
-// ---- A model of the zoo ----------------------------------------------------------------------------------------------------------------
+// ---- A model of the zoo ---------------------------------------------------------------------------------
 
 fn plan(architecture: &Architecture) -> Plan {
     Plan::new(&import(&architecture.build(1).encode_to_vec(), 1).unwrap()).unwrap()
@@ -326,7 +326,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Fills every slot, has `start` give the pipeline its model, and compares each answer with that of the same number in `wanted`.
+/// Fills every slot, has `start` give the pipeline its model, compares each answer with its `wanted` one.
 fn answers(
     machine: &Machine,
     plan: &Plan,

@@ -1,4 +1,4 @@
-//! What a turn is made of on a GPU: the nodes of the recorded graph, of a pipeline that serves or with one kernel in a model's place.
+//! What a GPU's turn is made of: the graph's nodes, of a pipeline that serves or with one kernel as model.
 
 use std::time::Duration;
 
@@ -71,9 +71,8 @@ impl Structure {
 }
 
 impl Served {
-    /// The recorded graph that has the turns of a pipeline on a GPU. `None`: it has none: it is the twin's, one kernel that stays, or has
-    /// no model yet.
-    /// Error: the driver's.
+    /// The recorded graph that has the turns of a pipeline on a GPU. `None`: there is none, since it is the
+    /// twin's, one kernel that stays, or has no model yet. Error: the driver's.
     pub fn structure(&self) -> Result<Option<Structure>, ServedError> {
         Ok(match &self.runs {
             Runs::Graph { graph, .. } => Some(Structure::of(&graph.nodes()?)),
@@ -82,7 +81,7 @@ impl Served {
     }
 }
 
-/// Records a turn's graph on a GPU, which launches none of it. Errors: the machine is none; what the driver refuses.
+/// Records a turn's graph on a GPU, and launches none of it. Errors: the machine is no GPU; the driver's.
 pub fn structure(machine: &Machine) -> Result<Structure, ServedError> {
     let tensor = Tensor { kind: TensorKind::F32, count: 32 };
     let geometry =

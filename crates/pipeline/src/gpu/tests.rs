@@ -1,4 +1,4 @@
-//! The kernels on the host twin, in order and with weak memory, before a NIC that the test plays: it reads and writes when it is told.
+//! The kernels on the host twin, in order and with weak memory, before a NIC that the test plays on command.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;

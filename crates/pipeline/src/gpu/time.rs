@@ -54,7 +54,7 @@ impl MachineClock {
         let arguments =
             Arguments::new().u64(self.words.kernel_address()).u64(ROUNDS.into()).u64(LIMIT.as_nanos() as u64);
         let held = self.words.clone();
-        // SAFETY: the kernel takes these three, and keeps to the words, which `held` keeps. It ends after its limit.
+        // SAFETY: the kernel takes these three, keeps to the words, which `held` keeps, and has a limit.
         let running = unsafe { self.kernel.launch([1, 1], &arguments, self.cancel.clone(), held) }?;
         let (since, mut best) = (Instant::now(), None::<ClockSample>);
         for round in 1..=ROUNDS {
@@ -62,7 +62,7 @@ impl MachineClock {
             words[0].store(round, Ordering::Release);
             while words[TOLD].load(Ordering::Acquire) != round {
                 if since.elapsed() > LIMIT {
-                    // The kernel's own limit has passed, or it was never begun: it is waited for where it is dropped.
+                    // The kernel's limit has passed, or it was never begun: its drop waits for it.
                     return refuse(format!("the kernel that reads the clock has not answered for {LIMIT:?}"));
                 }
                 std::hint::spin_loop();

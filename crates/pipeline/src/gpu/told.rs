@@ -1,6 +1,6 @@
-//! `gpu-cpu`: kernels wait, compute and leave the answer in its slot; the last one tells a thread of the CPU, which posts the answer and
-//! takes its completion. The word by which the wait passes a slot whose answer the NIC still reads lies in host memory: the kernel sets
-//! it before it tells, and the thread clears it.
+//! `gpu-cpu`: kernels wait, compute and leave the answer in its slot. The last one tells a CPU thread, which
+//! posts the answer and takes its completion. The wait passes a slot whose answer the NIC still reads. A word
+//! in host memory says so: the kernel sets it before it tells, and the thread clears it.
 
 use std::collections::VecDeque;
 use std::mem::offset_of;

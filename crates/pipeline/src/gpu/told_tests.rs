@@ -1,4 +1,4 @@
-//! `gpu-cpu` over a NIC: what the thread that posts does while the NIC takes no answer. `nic_tests` has the rest.
+//! `gpu-cpu` over a NIC: the posting thread while the NIC takes no answer. `nic_tests` has the rest.
 
 use std::time::Duration;
 
@@ -58,8 +58,8 @@ fn served(
     (served, member)
 }
 
-/// The next request of a slot comes before the NIC could read the answer of the one before to its end: the client has no receive that
-/// the answer takes. Whether that answer comes whole. `waits`: without the planted defect.
+/// A slot's next request comes before the NIC could read its last answer to the end: the client has no
+/// receive for the answer. Whether that answer comes whole. `waits`: without the planted defect.
 fn read_late(context: &Context, machine: &Machine, waits: bool) -> bool {
     let prepare = |served: &mut Served| served.queues.lock().forgets_sending = !waits;
     let (mut served, mut member) = served(context, machine, [SLOTS, 0], prepare);

@@ -15,8 +15,8 @@ use super::{Arrival, Served, ServedError, refuse};
 use crate::trace::Trace;
 
 impl Served {
-    /// Has kernels note the steps of each request from now on. Before it is started. Errors: arrivals that have no timestamp; a CPU
-    /// that posts; no memory.
+    /// Has kernels note the steps of each request from now on. Before it is started. Errors: arrivals without
+    /// a timestamp; a CPU that posts; no memory.
     pub fn trace(&mut self, context: &Context) -> Result<(), ServedError> {
         if self.arrival != Arrival::Completion || self.poster.is_some() {
             return refuse("steps are traced where requests arrive as receive completions and kernels post");
@@ -29,7 +29,7 @@ impl Served {
         Ok(())
     }
 
-    /// Has kernels note the steps: the ring of records. However requests arrive: without a receive completion none has `arrived`.
+    /// Has kernels note steps: the ring of records. Without a receive completion no request has `arrived`.
     pub(super) fn note_steps(&mut self) -> Result<HostMemory, ServedError> {
         self.is_new()?;
         let machine = &self.core.machine;
@@ -48,7 +48,7 @@ impl Served {
         }
     }
 
-    /// Takes what was traced of a client that has left; `None`: nothing is traced. Error: a clock that cannot be read.
+    /// Takes a departed client's trace; `None`: nothing is traced. Error: a clock that cannot be read.
     pub fn traced(&mut self, place: u32) -> Result<Option<Trace>, ServedError> {
         let answered = self.counters().answered;
         let Some(traces) = &mut self.traces else { return Ok(None) };

@@ -1,4 +1,4 @@
-/*! A resident model that adds 1 to each number of a request, in two steps: the second one reads what other blocks have stored. */
+/*! A resident model that adds 1 to each number, in two steps: the second reads what other blocks stored. */
 #include "grid.h"
 #include "order.h"
 
@@ -10,7 +10,7 @@ struct add_one {
     db_u64 gate; /* a word of the host's that the model waits for while it is 0; null: none */
 };
 
-/* The first step reverses the numbers, the second one adds 1 and reverses them back: each reads what another block has stored. */
+/* The first step reverses the numbers, the second adds 1 and reverses back: each reads others' stores. */
 #ifdef DB_TWIN
 extern "C" __global__ void db_model(unsigned long long model, struct db_grid *grid)
 #else

@@ -1,7 +1,7 @@
 /*! A block that does not come to the barrier of all blocks: the others say so and end. */
 #include "grid.h"
 
-/* Launch: cooperative, two blocks or more. `late[block]`: what the barrier returned, twice. The last block does not come. */
+/* Launch: cooperative, two blocks or more. `late[block]`: both barrier results. The last block is absent. */
 extern "C" __global__ void late(unsigned int *words, unsigned int *late) {
     struct db_grid grid = {words, 1000000, 0, 0, 0, 0};
     int first, second;

@@ -1,4 +1,4 @@
-/*! Tells where the fields of the structs of pipeline.h lie, and the structs' sizes, in the order of the test in src/gpu/layout.rs. */
+/*! Tells the offsets and sizes of pipeline.h's structs, in the order of the test in src/gpu/layout.rs. */
 #include "asked.h"
 
 #define AT(type, field) __builtin_offsetof(struct type, field)

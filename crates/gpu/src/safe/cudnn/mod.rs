@@ -129,7 +129,7 @@ impl fmt::Debug for Cudnn {
     }
 }
 
-/// The file of a library: in a folder or as a file that is given, or that the variable names, or the system's.
+/// A library's file: `given` (a folder or a file), else what the variable names, else the system's.
 pub(super) fn file(given: Option<&Path>, variable: &str, name: &str) -> PathBuf {
     let named = std::env::var_os(variable).filter(|named| !named.is_empty()).map(PathBuf::from);
     match given.map(Path::to_owned).or(named) {
@@ -181,8 +181,8 @@ impl Cudnn {
         Ok(in_words(self.0.library.version()?))
     }
 
-    /// The plan that [`ConvolutionPlan::text`] wrote. Errors: the text is of another version of the library or
-    /// for another GPU, or is no plan.
+    /// The plan that [`ConvolutionPlan::text`] wrote. Errors: the text is of another version of the library
+    /// or for another GPU, or is no plan.
     pub fn read(&self, text: &[u8]) -> Result<ConvolutionPlan> {
         self.0.context.enter()?;
         let plan = self.0.library.descriptor(kind::EXECUTION_PLAN)?;

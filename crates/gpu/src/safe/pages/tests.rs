@@ -1,4 +1,4 @@
-//! The registry against a driver that behaves as CUDA does: it refuses overlaps and takes back only what it was given.
+//! The registry against a driver that behaves as CUDA: it refuses overlaps and unregisters only whole runs.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! The fair baseline: pinned slots, a stream for each direction of copies and one for the model, two instances of the model in turn, so
-//! that copies and computing overlap, and one thread for all of it.
+//! The fair baseline: pinned slots, a stream for each direction of copies and one for the model. Two
+//! instances of the model take turns, so that copies and computing overlap; one thread for all of it.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -71,8 +71,8 @@ pub struct Fair {
 }
 
 impl Fair {
-    /// Two instances of one model, for slots that are pinned for the machine. Errors: slots that are pageable; buffers that are not
-    /// the model's; the GPU's.
+    /// Two instances of one model, for slots that are pinned for the machine. Errors: pageable slots; buffers
+    /// that are not the model's; the GPU's.
     pub fn new(machine: &Machine, slots: &Memory, instances: [Instance; LANES]) -> Result<Fair, ServedError> {
         let Some(shown) = slots.shown() else {
             return refuse("the fair baseline copies from pinned slots, and these are pageable");
@@ -113,7 +113,7 @@ impl Fair {
                     copies.record(&streams.copies_in)?;
                 }
                 for ((at, bytes), input) in requests {
-                    // SAFETY: slots and buffers are kept, and the streams are waited for before they go (`Drop`).
+                    // SAFETY: slots and buffers are kept, and `Drop` waits for the streams before they go.
                     unsafe { streams.copies_in.copy_from_host(*input, host(at), bytes) }?;
                 }
                 arrived.record(&streams.copies_in)?;

@@ -1,9 +1,9 @@
-//! The faithful baseline, as the paper's release serves by its CPU: pageable slots and a slot on the GPU for each, two threads, and in
-//! front of each launch a copy of the slot's number from host to host on the graph's own stream, for which the driver waits until the
-//! graph before has ended. The graph copies from the slot on the GPU into the model, and back.
+//! The faithful baseline, as the paper's release serves by its CPU: pageable slots, a GPU slot for each, two
+//! threads. Before each launch the slot's number is copied from host to host on the graph's own stream: the
+//! driver waits for the graph before. The graph copies from the slot on the GPU into the model, and back.
 //!
-//! One thread copies requests to the GPU and launches. The other one waits for the graph's end, copies the answer to the host, and
-//! posts; in the release the first one also looks for requests, here the second one does.
+//! One thread copies requests to the GPU and launches. The other one waits for the graph's end, copies the
+//! answer to the host, and posts. It also looks for requests; in the release the first one does.
 
 use std::collections::VecDeque;
 use std::mem::offset_of;
@@ -78,8 +78,8 @@ pub struct Faithful {
 }
 
 impl Faithful {
-    /// One instance of a model, for `count` slots that are pageable. Errors: slots that are pinned; buffers that are not the model's; no
-    /// memory; the GPU's.
+    /// One instance of a model, for `count` pageable slots. Errors: pinned slots; buffers that are not the
+    /// model's; no memory; the GPU's.
     pub fn new(
         machine: &Machine,
         slots: &Slots,
@@ -242,7 +242,7 @@ fn launch_one(
             unsafe { stream.copy_from_host(to, from, bytes) }?;
             **number = job.slot;
             let from = std::ptr::from_ref(&**number).expose_provenance() as u64;
-            // SAFETY: the driver has copied from host to host when this returns; the kernels read the other word, on this stream.
+            // SAFETY: the driver has copied the word on return; kernels on this stream read the copy.
             unsafe { stream.copy(shared.turn.address() + 4 * SLOT as u64, from, 4) }?;
             // With the wait for the graph before, as the release has this step.
             let times = times(Instant::now());

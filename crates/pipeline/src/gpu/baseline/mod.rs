@@ -1,9 +1,9 @@
-//! The baselines of the paper's figure 6: the CPU waits, drives a model on a GPU, and posts. [`Faithful`] does it as the paper's release,
-//! [`Fair`] as well as a CPU can. Both are an [`Offload`](crate::cpu::Offload) of [`cpu::Served`](crate::cpu::Served) over the same
-//! slots, whose answers are posted by libibverbs.
+//! The baselines of the paper's figure 6: the CPU waits, drives a model on a GPU, and posts. [`Faithful`]
+//! works as the paper's release, [`Fair`] as well as a CPU can. Both are an [`Offload`](crate::cpu::Offload)
+//! of [`cpu::Served`](crate::cpu::Served) over the same slots, whose answers libibverbs posts.
 //!
-//! On the host twin copies are made by the CPU when they are asked for, and nothing runs side by side: that shows the answers, and no
-//! time.
+//! On the host twin the CPU makes copies when they are asked for, and nothing runs side by side. That shows
+//! the answers, and no time.
 
 mod fair;
 mod faithful;

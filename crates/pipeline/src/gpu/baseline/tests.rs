@@ -83,7 +83,7 @@ fn twin_serves_by_both_baselines() {
     both_serve(&context, &Machine::twin(Visibility::InOrder));
 }
 
-/// Traces of requests: first [`SLOTS`] in flight, which have all arrived before the first one is served, then one at a time.
+/// Traces of requests: [`SLOTS`] in flight, all arrived before the first is served, then one at a time.
 fn traced(context: &Context, served: &mut Served) -> Trace {
     served.trace().unwrap();
     let mut peer = traced_peer(context, served);
@@ -184,7 +184,7 @@ fn both_queue(context: &Context, machine: &Machine) {
         for (nth, sample) in (0..).zip(&trace.samples[..SLOTS as usize]) {
             let mut queue = Duration::from_nanos(sample.ns(Step::Queue));
             if machine.is_gpu() {
-                // Meanwhile its input is copied; in the faithful one that step has the wait for the run before.
+                // Meanwhile its input is copied; the faithful one then also waits for the run before.
                 queue += RUN / 2;
                 if baseline == Baseline::Faithful {
                     queue += Duration::from_nanos(sample.ns(Step::ToGpu));

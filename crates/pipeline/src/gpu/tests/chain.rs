@@ -9,7 +9,7 @@ use super::*;
 /// Longest wait for anything that happens at once.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Whether a thread that sleeps is woken in time: at least once, since others may have the processor meanwhile.
+/// Whether a sleeping thread is woken in time: at least once, since others may have the processor.
 pub fn woken(took: impl Iterator<Item = Duration>) {
     let least = took.min();
     assert!(least.is_some_and(|least| least < Duration::from_millis(10)), "a wake took {least:?}");
@@ -57,7 +57,7 @@ fn the_twin_s_chain_wakes_at_a_stop_and_at_a_model_s_error() {
     ended.recv_timeout(SOON).unwrap();
 }
 
-/// Whether a chain of turns ends when the host's own slot is marked as stop, and again after it was started anew.
+/// Whether a chain of turns ends when the host's own slot is marked as stop, and again after a restart.
 fn ends_at_a_mark(posts: Processor, planted: Option<&'static str>, limit: Duration) -> bool {
     let machine = Machine::twin(Visibility::InOrder);
     let buffers = machine.own_memory(8192).unwrap();

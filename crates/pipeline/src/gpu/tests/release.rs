@@ -1,4 +1,4 @@
-//! What the paper's release does wrong when it serves, put back into our kernels (docs/notes/release-defects.md has the numbers).
+//! What the paper's release does wrong in serving, put back into our kernels (docs/notes/release-defects.md).
 
 use ::gpu::Compiler;
 
@@ -57,7 +57,7 @@ fn release_s3_outputs_are_copied_into_the_slot() {
     assert_eq!(planted, [Some(0.0); 2], "the defect is not seen");
 }
 
-/// S4: grid and block are exchanged, nothing looks at the launch's status, and the slot to answer is never set.
+/// S4: grid and block are exchanged, the launch's status is ignored, and the slot to answer is never set.
 #[test]
 fn release_s4_a_launch_that_a_gpu_refuses_is_an_error_and_each_slot_has_its_own_answer() {
     need!(has_compiler(), cc, "a C++ compiler");

@@ -61,8 +61,8 @@ impl TestPipeline {
         TestPipeline::by(32, arrival, seed, planted, in_slots)
     }
 
-    /// With so many threads that wait: a single one, a warp, or warps of which all but the first look for numbers that are
-    /// outstanding.
+    /// With so many threads that wait: one, a warp, or warps of which all but the first look for outstanding
+    /// numbers.
     pub fn by(
         threads: u32,
         arrival: Arrival,
@@ -277,7 +277,7 @@ impl Peer {
             let mut payload = vec![0_u8; length as usize];
             // The slots are host memory of the twin's.
             for (byte, from) in payload.iter_mut().zip(local..) {
-                // SAFETY: the address lies in the pipeline's slots, which live, and which no kernel writes meanwhile.
+                // SAFETY: the address lies in the pipeline's slots, which live; no kernel writes them now.
                 *byte = unsafe { std::ptr::with_exposed_provenance::<u8>(from as usize).read_volatile() };
             }
             self.memory.write((remote - base) as usize, &payload).unwrap();

@@ -27,7 +27,7 @@ fn clients_have_their_turn_however_many_slots_one_has() {
     assert_ne!(planted, [0, 1, 0, 1, 0, 0], "the defect is not seen");
 }
 
-/// The clients of six turns; one has a slot and one has five, and each asks again in a slot as soon as it is answered there.
+/// The clients of six turns; one has a slot, one has five, and each asks again in a slot once answered there.
 fn clients_that_ask_again(planted: Option<(usize, &'static str)>) -> Vec<u32> {
     let pipeline = TestPipeline::new(Arrival::Flag, None, planted);
     // What the NIC has sent is seen by chance otherwise.
@@ -107,7 +107,7 @@ fn a_number_that_is_outstanding_is_refused_and_may_be_used_again_when_it_is_answ
     assert_eq!(planted, [ok, ok, ok], "the defect is not seen");
 }
 
-/// What the client has of an answer that the NIC reads only after two turns without a request, while the slot's next request arrives.
+/// What the client has of an answer read only after two idle turns, while the slot's next request arrives.
 fn read_while_nothing_is_served(planted: Option<(usize, &'static str)>) -> Option<f32> {
     let pipeline = TestPipeline::of(Arrival::Flag, Some(6), planted, true);
     let mut peer = pipeline.join(0, 0, 1);
@@ -177,7 +177,7 @@ fn without_a_reliable_connection_a_flag_is_believed_with_the_last_bytes_alone() 
     assert_eq!(planted, [State::Request, State::None], "the defect is not seen");
 }
 
-/// Status of a request whose flag comes before its header, while a request is served of the number that an earlier header has.
+/// Status of a request whose flag precedes its header, while one of an earlier header's number is served.
 fn behind_its_flag(planted: Option<(usize, &'static str)>) -> u32 {
     let pipeline = TestPipeline::new(Arrival::Flag, Some(4), planted);
     let mut peer = pipeline.join_by(0, 0, 2, 1);
