@@ -1,8 +1,8 @@
 //! The GPU modes: kernels wait for requests, compute and answer; this thread sleeps until an event.
 //!
 //! One channel brings events: a signal, the end of a chain of turns, a client that left. A failed queue ends
-//! its model's chain; then the client is closed and the chain restarted. No GPU wakes a thread: one sleeps in
-//! the driver until the chain ends. With `--sleep block` or `spin` this one does; other events end the chain.
+//! its model's chain; then the client is closed and the chain restarted. A GPU wakes no thread: one waits in
+//! the driver until the chain ends. With `--sleep block` or `spin` that is this one; other events end it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
