@@ -138,8 +138,8 @@ impl<'a> ClientRun<'a> {
         self.tally.outcome
     }
 
-    /// Sends what is due and takes one answer, if there is one. False: all is done, or the user wants an end. Error: why the run ends
-    /// early.
+    /// Sends due requests and takes one answer, if any. False: all is done, or the user stopped the run.
+    /// Error: why the run ends early.
     fn turn(&mut self, stop: &AtomicBool) -> Result<bool> {
         let now_ns = self.connection.now_ns();
         if now_ns >= self.look_ns {

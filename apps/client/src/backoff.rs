@@ -1,5 +1,5 @@
-//! Polling backoff of a client. It polls without sleeping while answers come soon, and sleeps between two polls where they take long, so
-//! that many clients share a host. Pure: time is an argument.
+//! Polling backoff of a client. It polls without sleeping while answers come soon, and sleeps between polls
+//! while they take long: many clients share a host. Pure: time is an argument.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 const SPIN_NS: u64 = 1_000_000;
 /// More than `SPIN_NS` and a sleep: an answer that a sleep made late does not count as a slow one.
 const SLOW_NS: u64 = 1_500_000;
-/// Shortest sleep that is requested. The kernel makes about 100 µs of it, and an answer is seen late by up to that.
+/// Shortest sleep requested. The kernel makes about 100 µs of it; an answer is seen late by up to that.
 const LEAST_NS: u64 = 50_000;
 /// Longest sleep. Deadlines and the server are checked between two sleeps.
 const MOST_NS: u64 = 5_000_000;
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn a_client_sleeps_where_answers_take_long_and_for_a_part_of_its_wait() {
         const NEVER: u64 = u64::MAX;
-        // How long the wait before took, how long this one lasts, when a request is due, and the sleep, all in ns.
+        // In ns: the previous wait, this one so far, the time until a request is due, and the sleep.
         for (before, waited, idle, sleep) in [
             (0, MS, NEVER, None),
             (0, MS + 1, NEVER, Some(LEAST_NS)),

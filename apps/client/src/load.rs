@@ -1,9 +1,8 @@
 //! When requests are due. Pure: time is an argument.
 //!
-//! In a closed loop a request is due when fewer are in flight than the window. In an open loop the times are
-//! fixed beforehand. A request that is due waits in a queue for a free slot. Its latency counts from the time at
-//! which it was due, so that a server that stalls cannot hide the requests that it held up (coordinated
-//! omission).
+//! In a closed loop a request is due when fewer are in flight than the window; in an open loop the times are
+//! fixed beforehand. A due request waits in a queue for a free slot. Its latency counts from the time at
+//! which it was due, so that a server that stalls cannot hide the requests it held up (coordinated omission).
 
 use std::collections::VecDeque;
 
@@ -63,7 +62,7 @@ impl Load {
         Load { arrivals, end, start_ns, made: 0, queue: VecDeque::new() }
     }
 
-    /// When the next request is due that is not in the queue, unless the load is over. `now_ns`: the time of a
+    /// When the next request outside the queue is due, unless the load is over. `now_ns`: the time of a
     /// closed loop.
     fn next_ns(&self, now_ns: u64) -> Option<u64> {
         let seconds = |seconds: f64| self.start_ns.saturating_add((seconds * 1e9) as u64);
@@ -93,7 +92,7 @@ impl Load {
         self.queue.front().copied()
     }
 
-    /// How long nothing new will be due, in a closed loop without an answer for ever. Nothing waits in the queue.
+    /// Time until an open loop's next request, 0 with one queued. Closed loop: for ever; answers decide.
     pub fn idle_ns(&self, now_ns: u64) -> u64 {
         match (&self.arrivals, self.queue.is_empty()) {
             (Arrivals::Closed { .. }, _) => u64::MAX,
@@ -121,7 +120,7 @@ impl Load {
     }
 }
 
-/// Which of `inputs` a request has: successive ones differ, and so do those that a slot gets one after the other.
+/// Index of a request's input. Successive requests differ, and so do successive ones of a slot.
 pub fn input_of(id: u64, inputs: usize) -> usize {
     let inputs = inputs as u64;
     ((id + id / inputs) % inputs) as usize

@@ -1,4 +1,4 @@
-//! Sends requests to an inference server, compares each answer with what it has to be, and says how long they took.
+//! Sends requests to an inference server, verifies each answer, and reports latencies.
 //!
 //! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2.
 //! Knows no engine, and nothing of which NIC lies below (INV-4).

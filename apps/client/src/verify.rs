@@ -1,5 +1,4 @@
-//! What an answer has to be: the first one to each input as the reference says, later ones as the first, bit for
-//! bit.
+//! Verifies answers: the first to each input against the reference, later ones bit for bit against the first.
 
 use std::path::Path;
 

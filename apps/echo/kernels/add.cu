@@ -1,12 +1,12 @@
-/*! The model of the echo in the modes of the pipeline: an answer is its request with 1 added to its last word of 8 bytes.
+/*! The echo's model in the pipeline's modes: an answer is its request with 1 added to the last 8-byte word.
  *
- * Between the kernels of a turn it works in the one buffer that they copy into and out of. In the kernel that stays it works in the slots,
- * and there it copies as well.
+ * Between the kernels of a turn it works in the one buffer that they copy into and out of. In the resident
+ * kernel it works in the slots, and copies there as well.
  */
 #include "grid.h"
 #include "order.h"
 
-/* Where request and answer lie in the grid's slot, and how many words they have. src/kernel/add.rs has the same. */
+/* Where request and answer lie in the grid's slot, and their number of words: as src/kernel/add.rs. */
 struct db_add {
     db_u64 slots, index, stride, request, answer, words;
 };

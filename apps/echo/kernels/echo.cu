@@ -1,12 +1,12 @@
-/*! The smallest complete service: a resident kernel that answers each message that its queue receives; and one that asks,
- * checks the answers and times them.
+/*! The smallest complete service: a resident kernel that answers each message its queue receives, and a
+ * client kernel that asks, checks the answers and times them.
  *
- * An answer is the message with 1 added to its last whole word of 8 bytes, sent from the buffer in which it arrived, so that
- * it is told from its question. Messages shorter than a word come back as they were.
- * `run` and `status`: host memory, mirrored in src/kernel.rs; the first is copied once, the second is 0 at first
- * (`first_wrong` all ones; `posted` as the launch before left it) and read by the CPU. Either kernel may be launched again
- * when it has ended, the client with all its answers and no error: it goes on with the queue as it is. All completions of the queue come to one CQ. Nothing here waits longer than
- * its deadline, and the cancel word is looked at before each wait and in it.
+ * An answer is the message with 1 added to its last whole 8-byte word, which tells it from its question, sent
+ * from the buffer in which it arrived. Messages shorter than a word come back as they were. `run` and
+ * `status` are in host memory, mirrored in src/kernel.rs. `run` is copied once; `status` is 0 at first
+ * (`first_wrong` all ones; `posted` from the launch before) and read by the CPU. Either may be launched again
+ * on its queue when it has ended; the client only with all its answers and no error. All completions come to
+ * one CQ. Each wait ends by its deadline; the cancel word is read before and in it.
  */
 #include "doorbell_kernel.h"
 
@@ -77,7 +77,7 @@ DB_GPU_FN int db_echo_answer(struct db_echo_queue *queue, const struct db_echo_r
     return error;
 }
 
-/* The next completion, unless the host wants an end first. `wr_id`: the request that a wait in vain is told of. */
+/* The next completion, unless the host cancels first. `wr_id`: the request that a failed wait names. */
 DB_GPU_FN struct db_kernel_end db_echo_wait(struct db_echo_queue *queue, const struct db_echo_run *run, db_u64 wr_id,
                                             struct db_completion *done) {
     struct db_wait wait = {db_clock_ns() + run->wait_ns, run->cancel, 0};
@@ -86,7 +86,7 @@ DB_GPU_FN struct db_kernel_end db_echo_wait(struct db_echo_queue *queue, const s
     return db_kernel_end_of(queue->sq.qpn, wr_id, error, done);
 }
 
-/* Launch: one thread, for as long as the service is wanted. Ends by the cancel word, an error, or a wait without a message. */
+/* Launch: one thread, until the cancel word is set, an error, or a wait without a message. */
 extern "C" __global__ void echo(const struct db_echo_run *told, struct db_echo_status *status) {
     struct db_echo_run run = *told;
     struct db_echo_queue queue = db_echo_load(&run.queue);
@@ -95,7 +95,7 @@ extern "C" __global__ void echo(const struct db_echo_run *told, struct db_echo_s
     db_u64 answered = 0;
     db_u32 buffer;
     int error = 0;
-    /* From then on a buffer has either its receive posted or its answer under way, whichever launch did it. */
+    /* From here on a buffer's receive is posted or its answer in flight, whichever launch did it. */
     for (buffer = status->posted; buffer < run.window && !error; buffer++) {
         error = db_echo_receive(&queue, &run, buffer);
         if (!error) status->posted = buffer + 1;
@@ -123,7 +123,7 @@ DB_GPU_FN db_u64 db_echo_word(db_u32 question, db_u32 word) {
     return ((db_u64)(question + 1) << 32 | word) * 0x9e3779b97f4a7c15ull;
 }
 
-/* One question, from before its WQE is written until its answer's completion is taken: nanoseconds. Takes both completions. */
+/* One question: ns from before writing its WQE until taking the answer's CQE. Takes both completions. */
 DB_GPU_FN struct db_kernel_end db_echo_ask(struct db_echo_queue *queue, const struct db_echo_run *run, db_u32 question,
                                            db_u32 *ns) {
     struct db_sge piece = {run->buffers, run->bytes, run->lkey};
@@ -152,8 +152,8 @@ DB_GPU_FN struct db_kernel_end db_echo_ask(struct db_echo_queue *queue, const st
     return end;
 }
 
-/* Launch: one block of any number of threads, which fill and check; the first one asks. `samples`: nanoseconds of each round
- * trip. Ends after `count` answers, by the cancel word, or with the first error. */
+/* Launch: one block, any number of threads, which fill and check; the first one asks. `samples`: ns of each
+ * round trip. Ends after `count` answers, by the cancel word, or with the first error. */
 extern "C" __global__ void ask(const struct db_echo_run *told, struct db_echo_status *status) {
     struct db_echo_run run = *told;
     struct db_echo_queue queue = db_echo_load(&run.queue);

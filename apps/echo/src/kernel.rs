@@ -1,8 +1,8 @@
-//! `kernels/echo.cu`: a service that answers each message that its queue receives, and a client that asks it and times the answers.
+//! `kernels/echo.cu`: a service that answers each message its queue receives, and a client that times it.
 //!
-//! Both are made before anything is launched, since a GPU may wait for what runs when it is asked for memory. What they
-//! hold stays with them while they run, but for the registration of their buffers: it is the caller's [`Region`], and may be
-//! taken away under a kernel, which then gets an error CQE.
+//! Both are made before any launch, since a GPU may wait for running kernels when asked for memory. They own
+//! what they use while they run, except the registration of their buffers. That is the caller's [`Region`],
+//! and may go under a running kernel, which then gets an error CQE.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
@@ -56,7 +56,7 @@ c_structs! {
 pub struct Outcome {
     /// Messages answered, or asked and answered.
     pub messages: u64,
-    /// Why it ended, if not since all was asked. The request is a buffer of the service, a question of the client.
+    /// Why it ended, unless all is done. Its request is a buffer (service) or a question (client).
     pub failure: Option<Failure>,
     /// Words of answers that were not what they should be.
     pub wrong_words: u32,
@@ -134,7 +134,7 @@ impl Parts {
         })
     }
 
-    /// What the kernels take, with a status that says nothing but which receives an earlier launch has posted.
+    /// The kernels' arguments. The status is new, except for the receives that an earlier launch posted.
     fn arguments(&self) -> Result<Arguments, KernelError> {
         let posted = self.status()?.posted;
         self.shared.put(STATUS, &db_echo_status { first_wrong: u32::MAX, posted, ..Default::default() })?;
@@ -159,8 +159,8 @@ pub struct Listening {
 pub struct Echo(Parts);
 
 impl Echo {
-    /// Makes it, with its buffers in `region`. Errors: buffers or window that region or queue do not have; a region of another
-    /// machine than the queue's; the GPU's.
+    /// Takes its buffers from `region`. Errors: more buffers or window than region or queue have; a region of
+    /// another machine than the queue's; the GPU's.
     pub fn new(queue: Queue, region: &Region, listening: Listening) -> Result<Echo, KernelError> {
         let run = db_echo_run {
             wait_ns: nanoseconds(listening.patience),
@@ -171,11 +171,11 @@ impl Echo {
         Ok(Echo(Parts::new("echo", queue, region, run)?))
     }
 
-    /// Launches it; also again, when it has ended and was given back: it goes on where it stopped, unless its queue has failed.
+    /// Launches it. A later launch goes on where the last one stopped, unless the queue has failed.
     pub fn start(self) -> Result<Running<Echo>, KernelError> {
         let (kernel, arguments, cancel) = (self.0.kernel.clone(), self.0.arguments()?, self.0.cancel.clone());
-        // SAFETY: the arguments are the kernel's; it keeps to queue, buffers, run and status, all of which `self` holds, and
-        // looks at the word before each wait and in it.
+        // SAFETY: the arguments are the kernel's. It keeps to queue, buffers, run and status, all of which
+        // `self` holds, and looks at the word before each wait and in it.
         unsafe { kernel.launch([1, 1], &arguments, cancel, self) }
     }
 
@@ -215,7 +215,7 @@ pub struct Questions {
 pub struct EchoClient(Parts, u32);
 
 impl EchoClient {
-    /// Makes it, with question and answer in `region`. Errors: as [`Echo::new`], and questions of no whole words.
+    /// Question and answer lie in `region`. Errors: as [`Echo::new`], and questions of no whole words.
     pub fn new(queue: Queue, region: &Region, questions: Questions) -> Result<EchoClient, KernelError> {
         let run = db_echo_run {
             wait_ns: nanoseconds(questions.patience),
@@ -228,9 +228,9 @@ impl EchoClient {
         Ok(EchoClient(Parts::new("ask", queue, region, run)?, questions.threads))
     }
 
-    /// Launches it; also again, when it was given back with all its answers. Errors: the run before did not end well
-    /// ([`Outcome::failure`]: look at it first, since the queue goes with an EchoClient that is refused), and a receive of its may be left that
-    /// would take the answer of a question of this run; the GPU's.
+    /// Launches it, also again after a run that got all its answers. Errors: the GPU's; the run before
+    /// failed, and a receive left from it could take an answer of this run. Look at [`Outcome::failure`]
+    /// first, since a refused EchoClient takes its queue along.
     pub fn start(self) -> Result<Running<EchoClient>, KernelError> {
         if let Some(failure) = self.outcome()?.failure {
             return Err(KernelError::Refused(format!(
@@ -248,8 +248,8 @@ impl EchoClient {
         self.0.outcome()
     }
 
-    /// Nanoseconds of the round trips so far: from before a question's WQE is written until its answer's completion is taken, by
-    /// the machine's own timer.
+    /// Round trips so far, in ns by the machine's own timer: from before a question's WQE is written until
+    /// its answer's completion is taken.
     pub fn round_trips_ns(&self) -> Result<Vec<u32>, KernelError> {
         let (Some(samples), done) = (&self.0.samples, self.outcome()?.messages) else {
             return Ok(Vec::new());

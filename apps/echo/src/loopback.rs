@@ -1,4 +1,4 @@
-//! Both ends in this process: kernels of one process run side by side on a GPU, those of two take turns of milliseconds.
+//! Both ends in this process: a GPU runs one process's kernels side by side, two processes' in turns of ms.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,5 +1,5 @@
-//! The smallest complete program: a kernel that stays on the GPU answers each message that its queue receives, and another
-//! end asks it, looks at each answer, and says how long the round trip took.
+//! The smallest complete program: a resident GPU kernel answers each message that its queue receives. Another
+//! end asks it, checks each answer, and reports the round trip.
 //!
 //! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2.
 //! Knows nothing of which NIC lies below (INV-4).

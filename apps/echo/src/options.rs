@@ -33,8 +33,8 @@ pub struct Options {
     /// Run service and client in this process. On one GPU, kernels of two processes would take turns.
     #[arg(long, conflicts_with_all = ["listen", "connect"])]
     pub loopback: bool,
-    /// Serve through the slots of the pipeline, in this mode; the client says the same one. Without it one kernel that stays answers
-    /// SENDs by SENDs.
+    /// Serve through the slots of the pipeline, in this mode; the client names the same one. Without it one
+    /// resident kernel answers SENDs by SENDs.
     #[arg(long, value_parser = cli::choice::<Mode>(Mode::ALL.map(|mode| (mode.name(), mode.alias(), mode.about()))))]
     pub mode: Option<Mode>,
     /// Where this process's kernel runs.
@@ -48,11 +48,11 @@ pub struct Options {
     /// Client: number of questions, one after the other.
     #[arg(long, default_value_t = 10_000)]
     pub count: u32,
-    /// Client: bytes of a question, a multiple of 8 [default: 64]. Service: bytes of the longest message that it takes [default: 65536];
-    /// with --mode, of each message [default: 64].
+    /// Client: bytes of a question, a multiple of 8 [default: 64]. Service: bytes of the longest message it
+    /// takes [default: 65536]; with --mode, of each message [default: 64].
     #[arg(long, value_name = "BYTES")]
     pub payload: Option<u32>,
-    /// Service: messages in flight [default: 8]. With --mode they have a slot each, and a client may have several in flight, too [default: 1].
+    /// Service: messages in flight [default: 8]. With --mode: one slot each, for a client too [default: 1].
     #[arg(long, value_name = "N")]
     pub window: Option<u32>,
     /// Service: number of clients, one after another, before it ends; 0: until it is stopped.
@@ -153,7 +153,7 @@ impl Options {
         }
     }
 
-    /// The machine that runs kernels; nothing for the CPU. Errors: no GPU, no driver, no toolkit, and where they were looked for.
+    /// The machine for kernels; none for the CPU. Errors: no GPU, driver or toolkit, and where it was sought.
     pub fn machine(&self) -> Result<Option<Machine>> {
         Ok(match self.machine {
             MachineName::Gpu => {

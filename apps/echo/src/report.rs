@@ -36,7 +36,7 @@ pub struct Run {
     pub error: Option<String>,
 }
 
-/// The first round trips find cold caches and sleeping NICs: a tenth of them, at most this many, are not among the numbers.
+/// The first round trips find cold caches and sleeping NICs: a tenth, at most this many, are left out.
 const WARM_UP: usize = 100;
 
 impl Run {

@@ -1,9 +1,9 @@
-/*! Kernels of `generator bench-post-gpu`: how long the shim takes to post, by style, and the original release's style.
+/*! Kernels of `generator bench-post-gpu`: time of a post by the shim, by style, and in the original style.
  *
- * Launch of all: `struct db_bench_run` by value; a block is a producer, one thread where the name does not say warp. Queues'
- * structs lie in GPU memory, rings, records and registers where the host put them. No NIC takes part: there is room for
- * all posts of a run, so that nothing waits, and what a run leaves in the ring is compared by the host.
- * The timer is read before the first post and after the last doorbell was issued.
+ * Launch of all: `struct db_bench_run` by value; a block is a producer, one thread where the name does not
+ * say warp. Queues' structs are in GPU memory; rings, records and registers where the host put them. No NIC
+ * takes part: there is room for all posts of a run, so nothing waits. The host compares what a run leaves in
+ * the ring. The timer is read before the first post and after the last doorbell was issued.
  */
 #include "doorbell_gpu.h"
 #include "bench_next.h"
@@ -129,8 +129,8 @@ extern "C" __global__ void bench_post_warp_unchecked(struct db_bench_run run) {
     *queue = sq;
 }
 
-/* Launch: one thread. Makes the shared queue out of an exclusive one, whose indices it goes on from, where db_shared_init() has
- * nothing against it: what it says goes to `error`. */
+/* Launch: one thread. Makes the shared queue out of an exclusive one, from whose indices it goes on, unless
+ * db_shared_init() refuses; `error`: its result. */
 extern "C" __global__ void bench_share(const struct db_sq *from, struct db_shared_sq *shared, struct db_cq cq, db_u64 filled,
                                        db_u32 signal_mask, db_u32 *error) {
     struct db_shared_sq made = {};
@@ -175,8 +175,8 @@ extern "C" __global__ void bench_post_shared_warp(struct db_bench_run run) {
     if (db_lane() == 0) db_bench_end(&run, start, error);
 }
 
-/* The original release's way, as far as its instructions go: a queue's state in memory and looked up there at each use, a WQE
- * in words, no look for room, a doorbell a WQE. Signalled, as what it is compared with. */
+/* The original release's instructions: a queue's state looked up in memory at each use, a WQE in words, no
+ * check for room, a doorbell a WQE. Signalled, as what it is compared with. */
 
 /* Each store volatile, a fence of system scope behind each step: post_original.h. */
 extern "C" __global__ void bench_post_original(struct db_bench_run run) {
@@ -191,8 +191,8 @@ extern "C" __global__ void bench_post_original(struct db_bench_run run) {
     db_bench_end(&run, start, 0);
 }
 
-/* The instructions that the release has: three segments, then release stores of GPU scope for record and register. For a NIC
- * that orders too little: it stands here for its time alone. */
+/* The release's instructions: three segments, then release stores of GPU scope for record and register. For a
+ * NIC that orders too little; here only its time counts. */
 extern "C" __global__ void bench_post_original_release(struct db_bench_run run) {
     volatile struct db_sq *sq = db_bench_queue(&run);
     struct db_bench_next next = db_bench_first(&run, 0);
@@ -216,7 +216,7 @@ extern "C" __global__ void bench_post_original_release(struct db_bench_run run) 
     db_bench_end(&run, start, 0);
 }
 
-/* ---- What posts are made of: one thread each, `posts` times ------------------------------------------------------ */
+/* ---- What posts are made of: one thread each, `posts` times ------------------------------------------ */
 
 /* WQEs and their slots without doorbells, behind each the fence of that scope: 0 for none. */
 #define DB_BENCH_SYSTEM 1
@@ -265,8 +265,8 @@ extern "C" __global__ void bench_floor_doorbell(struct db_bench_run run) {
     db_bench_end(&run, start, 0);
 }
 
-/* Atomics and loads of a word in GPU memory, each at a place that the one before tells: always the same, which no
- * compiler knows. */
+/* Atomics and loads of a word in GPU memory, each at a place that the previous result tells: always the same,
+ * unknown to the compiler. */
 DB_GPU_FN void db_bench_adds(const struct db_bench_run *run, int acq_rel) {
     db_u64 *word = (db_u64 *)db_bench_queue(run)->slots, old = 0, start;
     db_u32 i;
@@ -292,7 +292,7 @@ extern "C" __global__ void bench_floor_load(struct db_bench_run run) {
     db_bench_end(&run, start, found ? DB_EINVAL : 0);
 }
 
-/* Launch: one thread. Steps of the global timer: the smallest of `count` differences between two readings that differ. */
+/* Launch: one thread. Timer step: the smallest of `count` differences between two readings that differ. */
 extern "C" __global__ void bench_timer_step(db_u64 *step_ns, db_u32 count) {
     db_u64 smallest = ~(db_u64)0, last = db_clock_ns();
     while (count--) {

@@ -1,21 +1,21 @@
-/*! What the kernels of bench_post.cu and peer/bench_put.cu are given and what they say: the same for both, since they are compared.
+/*! What kernels of bench_post.cu and peer/bench_put.cu take and report: the same, since they are compared.
  *
- * A producer is a block: of one thread, or of one warp. Message m of all, counted through the producers, goes from
- * local + 64 m to remote + 64 m, so that a ring tells afterwards which message each WQE is.
+ * A producer is a block: of one thread, or of one warp. Message m, counted through all producers, goes from
+ * local + 64 m to remote + 64 m. So a ring tells afterwards which message each WQE is.
  */
 #ifndef DB_BENCH_RUN_H
 #define DB_BENCH_RUN_H
 
 #include "order.h"
 
-/* Bytes from one queue's struct to the next: `struct db_sq` for the shim's exclusive queues, a peer's struct for a peer's. */
+/* Bytes from one queue's struct to the next: `struct db_sq` for the shim's exclusive queues, or a peer's. */
 #define DB_BENCH_SQ_BYTES 128u
 #define DB_BENCH_PEER_BYTES 1024u
 #define DB_BENCH_CQ_BYTES 32u
 /* The one shared queue's. */
 #define DB_BENCH_SHARED_BYTES 2048u
 
-/* Bytes of a message: a constant on both sides, since the peer's routine cuts messages of unknown length into pieces. */
+/* Bytes of a message: constant on both sides; the peer's routine cuts up messages of unknown length. */
 #define DB_BENCH_LENGTH 64u
 
 /* By value. */

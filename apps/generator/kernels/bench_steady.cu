@@ -1,8 +1,8 @@
-/*! Kernels of `generator bench-post-gpu` for a steady state: the ring is full again and again, and completions give room.
+/*! Kernels of `generator bench-post-gpu` for a steady state: the ring fills again; completions give room.
  *
- * Launch: `struct db_bench_run` by value, as for bench_post.cu; a block is a producer. Threads of the host play the NIC: they execute
- * what the doorbell tells of and write CQEs. So a post waits for room, and a waiting poster polls. On shared queues the kernels of
- * bench_post.cu do all of that already.
+ * Launch: `struct db_bench_run` by value, as in bench_post.cu; a block is a producer. Host threads play the
+ * NIC: they execute what the doorbell names and write CQEs. A post waits for room, and its poster polls. On
+ * shared queues bench_post.cu's kernels do that already.
  */
 #include "bench_next.h"
 

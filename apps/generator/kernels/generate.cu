@@ -1,9 +1,9 @@
-/*! The generator's senders: messages of apps/generator's plan, posted by a thread or by a warp on a queue of its own.
+/*! The generator's senders: its plan's messages, posted by a thread or a warp on a queue of its own.
  *
- * A message's number, counted from 1, is the last word of its payload, which the kernel stores before it posts: the
- * doorbell's fence covers it with the WQE. With WRITE_WITH_IMM the number's place among the source slots travels as immediate, and
- * the payload is not touched. Each batch asks for one completion; the poster polls when there is no room for the next.
- * Ends when all is posted and completed, when the time is up, when told to, or at the first error.
+ * A message's number, from 1, is its payload's last word. The kernel stores it before it posts: the
+ * doorbell's fence covers it with the WQE. With WRITE_WITH_IMM the immediate is the number's place among the
+ * source slots, and the payload is untouched. A batch asks for one completion; the poster polls when the next
+ * has no room. Ends when all is posted and completed, at time-up, when told to, or at the first error.
  */
 #include "generate.h"
 
@@ -82,8 +82,8 @@ extern "C" __global__ void generate_thread(const struct db_generate_plan *plans,
     db_generate_end(&poster, &lane, &results[blockIdx.x]);
 }
 
-/* Launch: a block of one warp for each queue pair; `doorbell_batch` is a multiple of 32. Every lane holds its own copy of the
- * queue, and lane 0 all the rest. */
+/* Launch: a block of one warp for each queue pair; `doorbell_batch` is a multiple of 32. Every lane has its
+ * own copy of the queue, lane 0 the rest. */
 extern "C" __global__ void generate_warp(const struct db_generate_plan *plans, const struct db_generate_lane *lanes,
                                          struct db_generate_result *results) {
     struct db_generate_plan plan = *plans;

@@ -1,4 +1,4 @@
-/*! What the generator's kernels are told, and what they say: mirrored field for field in src/kernel/generate.rs. */
+/*! What the generator's kernels take and report; src/kernel/generate.rs mirrors each field. */
 #ifndef DB_GENERATE_H
 #define DB_GENERATE_H
 
@@ -67,7 +67,7 @@ DB_GPU_FN db_u64 db_message_at(const struct db_generate_plan *plan, db_u32 slot)
     return (slot + 1ull) * plan->slot_bytes - plan->payload_bytes;
 }
 
-/* Whether `count` messages more stay inside the window, and where credits count, inside the receiver's leave. */
+/* Whether `count` more messages stay inside the window and, where credits count, the receiver's credit. */
 DB_GPU_FN int db_generate_room(const struct db_generate_plan *plan, const struct db_generate_lane *lane, db_u64 posted,
                                db_u64 completed, db_u32 count) {
     if (posted + count - completed > plan->window) return 0;
@@ -141,7 +141,7 @@ DB_GPU_FN int db_generate_may_post(const struct db_generate_poster *poster, cons
            db_generate_room(plan, lane, poster->result.posted, poster->result.completed, count);
 }
 
-/* Where nothing is to be posted: takes the completions that one look finds. Not 0: that was the end, and `result` says why. */
+/* With nothing to post: takes the completions of one poll. Not 0: that was the end; `result` says why. */
 DB_GPU_FN int db_generate_complete(struct db_generate_poster *poster, struct db_sq *sq, const struct db_generate_plan *plan,
                                    const struct db_generate_lane *lane) {
     struct db_generate_result *result = &poster->result;

@@ -1,6 +1,6 @@
-/*! What generate.cu's thread sends, posted in the original release's style (post_original.h): the queue's state in memory, its
- * stores volatile, a fence a step, a doorbell a message. Room, completions, credits and clocks are the shim's, as there, so that the
- * NIC sees a queue like any other. RDMA WRITEs, with or without an immediate; never inline.
+/*! The messages of generate.cu's thread in the original release's style (post_original.h): queue state in
+ * memory, volatile stores, a fence a step, a doorbell a message. Room, completions, credits and clocks are
+ * the shim's, so the NIC sees an ordinary queue. RDMA WRITEs, with or without immediate; never inline.
  */
 #include "generate.h"
 #include "post_original.h"

@@ -1,9 +1,9 @@
-/*! The generator's receiver: a warp for each queue pair takes what arrives, compares number and body, posts receives again, and
- * gives the sender leave to go on.
+/*! The generator's receiver: a warp for each queue pair takes what arrives, compares number and body, posts
+ * receives again, and gives the sender credit.
  *
- * A WRITE is found by the last word of its slot, the others by their completions. RC alone: order is kept and nothing is
- * lost, so that whatever a message says to be, it is the next one. Ends when the sender's count, which the host tells, is reached, when told to,
- * or at the first error completion. Bodies: apps/generator/src/payload.rs.
+ * A WRITE is found by its slot's last word, the others by their completions. RC alone: order is kept and
+ * nothing is lost, so whatever a message says to be, it is the next one. Ends at the sender's count, which
+ * the host tells, when told to, or at the first error completion. Bodies: apps/generator/src/payload.rs.
  */
 #include "generate.h"
 

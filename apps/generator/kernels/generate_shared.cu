@@ -1,5 +1,5 @@
-/*! The generator's senders where many warps share a queue: a message's number is its block's in the queue's life, so that numbers
- * arrive in order. See generate.cu for what a message is.
+/*! The generator's senders on a queue shared by warps. A message's number is its block's in the queue's life:
+ * numbers arrive in order. See generate.cu for what a message is.
  */
 #include "generate.h"
 
@@ -21,15 +21,15 @@ struct db_generate_share {
 /* The message that goes into a block: the queue's life may begin at any multiple of 65,536. */
 DB_GPU_FN db_u64 shared_message(const struct db_poster *poster, db_u64 block) { return block - poster->sq.producer; }
 
-/* A post that is refused behind db_shared_take(): its poster keeps no other from ringing for what others have published. */
+/* A post refused after db_shared_take(): its poster stops no other from ringing for published WQEs. */
 DB_GPU_FN int shared_refused(struct db_shared_sq *shared, struct db_poster *poster, struct db_wait *failed) {
     db_shared_give_up(shared, poster);
     return db_shared_refuse(shared, failed);
 }
 
-/* Waits until `count` messages from `begin` on stay inside the window, which is no longer than the ring, and inside the
- * receiver's leave; lane 0 alone. A waiting poster polls, and rings for the others. Its patience is that of a queue of one's own:
- * `patience_ns` in which nothing completes, `hurry_ns` once told to end. */
+/* Waits until `count` messages from `begin` on stay inside the window (no longer than the ring) and the
+ * receiver's credit; lane 0 alone. A waiting poster polls, and rings for the others. It times out as on an
+ * exclusive queue: `patience_ns` without a completion, `hurry_ns` once told to end. */
 DB_GPU_FN int shared_room(struct db_shared_sq *shared, struct db_poster *poster, const struct db_generate_plan *plan,
                           const struct db_generate_lane *lane, struct db_generate_clock *clock, db_u64 begin, db_u32 count) {
     struct db_wait failed = {db_clock_ns() + plan->patience_ns, 0, 0};
@@ -77,7 +77,7 @@ DB_GPU_FN int shared_post(struct db_shared_sq *shared, struct db_poster *poster,
     return db_shared_warp_publish(shared, poster, begin, count);
 }
 
-/* Takes blocks for `count` messages, waits for their room and posts them: 0, or the same error in every lane. */
+/* Takes blocks for `count` messages, waits for room and posts: 0, or the same error in every lane. */
 DB_GPU_FN int shared_send(struct db_shared_sq *shared, struct db_poster *poster, const struct db_generate_plan *plan,
                           const struct db_generate_lane *lane, struct db_generate_clock *clock, db_u32 count, int last,
                           db_u64 *ticks) {
@@ -146,7 +146,7 @@ extern "C" __global__ void generate_shared(const struct db_generate_plan *plans,
     int error = 0, earliest = 0;
     clock.moved_ns = began;
     if (me == 0) {
-        /* One time for all of them: a late producer does not post for longer, and the last to finish may have begun last. */
+        /* One time for all: a late producer does not post longer; the last to finish may have begun last. */
         db_u64 first_ns = db_compare_swap_acq_rel64(&all->begin_ns, 0, began);
         earliest = first_ns == 0;
         if (!earliest) clock.begin_ns = first_ns;
@@ -188,7 +188,7 @@ extern "C" __global__ void generate_shared(const struct db_generate_plan *plans,
         looks = db_fetch_add_acq_rel64(&all->through, 1) + 1 == plan.producers;
     }
     if (!db_warp_shuffle32(looks, 0)) return;
-    /* Those behind the last completion have none of their own where the time was up: one more message asks for it. */
+    /* At time-up the messages after the last completion have none: one more message asks for it. */
     error = (int)db_warp_shuffle32(db_load_relaxed32(&all->error), 0);
     posted = shared_message(&poster, db_shared_published(shared));
     if (!error && db_warp_shuffle64(posted, 0) != lane.share)

@@ -1,13 +1,13 @@
-/*! The original release's way to post, as far as its instructions go: a queue's state in memory and looked up there at each use, a
- * WQE in words, each store volatile, a fence of system scope behind each step, a doorbell a WQE. For bench_post.cu and
- * generate_original.cu, to be compared with; the caller has looked for room, and for a length of 1 to 2^31 - 1 bytes.
+/*! The original release's instructions for a post, to compare in bench_post.cu and generate_original.cu.
+ * State is looked up in memory at each use, and a WQE is volatile words, with a system-scope fence behind
+ * each step and a doorbell a WQE. The caller checked room, and a length of 1 to 2^31 - 1 bytes.
  */
 #ifndef DB_POST_ORIGINAL_H
 #define DB_POST_ORIGINAL_H
 
 #include "doorbell_gpu.h"
 
-/* Posts and rings. `opcode`: DB_OPCODE_RDMA_WRITE or DB_OPCODE_RDMA_WRITE_IMM, with `imm` as it travels, in network order;
+/* Posts and rings. `opcode`: DB_OPCODE_RDMA_WRITE or DB_OPCODE_RDMA_WRITE_IMM, with `imm` in network order;
  * `send_flags`: DB_SEND_SIGNALED or 0. */
 DB_GPU_FN void db_post_original(volatile struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote, db_u32 rkey,
                                 db_u32 opcode, db_u32 imm, db_u32 send_flags) {

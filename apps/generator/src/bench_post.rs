@@ -1,7 +1,7 @@
 //! Time of a post by libmlx5 and by the shim: A B A B in one process, on two queue pairs of one device.
 //!
-//! A burst fits the send queue and is timed as a whole; its completion is waited for outside the timer. Both sides post
-//! requests that were made before, to a queue pair with a doorbell register of its own, and both spend the fences that a
+//! A burst fits the send queue and is timed as a whole; its completion is waited for outside the timer. Both
+//! sides post prepared requests to a queue pair with its own doorbell register. Both spend the fences that a
 //! card needs: one between record and register, one behind the register.
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,7 @@
 //! What the two ends say to each other, beside the connection protocol of `verbs::connect`.
 //!
-//! Order: sender's [`Proposal`], receiver's [`Answer`]; greetings and states as in `verbs::connect`; when the sender is
-//! through, its [`SenderEnd`], and the receiver's [`Received`]. A connection closed before means that the other end is gone.
+//! Order: sender's [`Proposal`], receiver's [`Answer`]; greetings and states as in `verbs::connect`. When the
+//! sender is done: its [`SenderEnd`], the receiver's [`Received`]. Closed before that: the other end is gone.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub struct Proposal {
     /// [`VERSION`]; the field's name also tells that the line is one of ours.
     pub generator: u32,
     pub plan: Plan,
-    /// Whether the same sender connects again after this session, which the receiver does not count unless it fails.
+    /// Whether the same sender connects again; the receiver does not count this session unless it fails.
     pub warm_up: bool,
 }
 

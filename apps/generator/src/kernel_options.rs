@@ -44,7 +44,7 @@ pub struct KernelOptions {
     /// Warps that share each queue pair (with gpu-shared).
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PRODUCERS)))]
     pub producers: u32,
-    /// Let stores of host-twin kernels become visible late, in an order that this number chooses [default: at once].
+    /// Let host-twin kernels' stores become visible late, in an order this number selects [default: at once].
     #[arg(long, value_name = "N")]
     pub twin_seed: Option<u64>,
     /// Code that receives messages (with --listen).
@@ -83,7 +83,7 @@ impl KernelOptions {
         })
     }
 
-    /// The kernel of this poster and its machine; `None` for a CPU thread. Errors: options that do not go together.
+    /// The kernel of this poster and its machine; `None`: a CPU thread. Errors: options that do not combine.
     pub fn kind(&self, poster: PosterName, options: Options, inline: bool) -> Result<Option<Kind>> {
         let Some(style) = self.style(poster) else {
             if self.payload_memory != Memory::Host {

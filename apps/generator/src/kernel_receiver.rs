@@ -1,5 +1,5 @@
-//! The receiving end when a kernel takes what arrives, on a GPU or on its host twin: numbers, bodies, receives and leave are the
-//! kernel's; this end connects, says when the sender is through, and counts together.
+//! The receiving end when a kernel receives, on a GPU or its host twin. The kernel checks numbers and bodies,
+//! posts receives and grants credits. This end connects, says when the sender is done, and adds up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,7 @@
-//! The sending end when a kernel posts, on a GPU or on its host twin: the same plan, told to the kernel as a whole.
+//! The sending end when a kernel posts, on a GPU or on its host twin: the kernel takes the plan as a whole.
 //!
-//! This end makes queues and memory, launches once, and looks now and then whether the receiver lives and whether a signal
-//! came. What is posted, when, and what it took, the kernel says by its own clock.
+//! This end makes queues and memory, launches once, and now and then checks for a receiver that is gone and
+//! for a signal. What is posted, when, and what it took, the kernel says by its own clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ pub enum Host {
 }
 
 impl Host {
-    /// Starts it. Errors: no GPU, no driver, no toolkit; each says where it was looked for, and `without`, what does without.
+    /// Starts it. Errors: no GPU, driver or toolkit: the places searched, and `without`, what works instead.
     pub fn machine(&self, without: &str) -> Result<Machine> {
         Ok(match self {
             Host::Gpu(gpu) => gpu.machine(&format!(": {without}"))?,
@@ -173,7 +173,7 @@ impl KernelSender {
 /// A queue pair of its own CQs, posted to by kernels.
 fn queue(plan: &Plan, machine: &Machine, pd: &Pd, options: Options) -> Result<Queue, KernelError> {
     let cq = |entries| -> Result<_, KernelError> { Ok(Cq::new(pd.context(), entries)?.into_direct()?) };
-    // A quarter of its ring is given back late, and on a queue that many share each block of the ring may complete.
+    // A quarter of its ring is released late, and on a shared queue each block of the ring may complete.
     let (send_cq, receive_cq) = (cq(2 * plan.window.next_power_of_two())?, cq(1)?);
     Queue::create(machine, &builder(plan), pd, send_cq, Some(receive_cq), options)
 }

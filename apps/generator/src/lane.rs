@@ -142,7 +142,7 @@ impl<'m> Lane<'m> {
         Ok(())
     }
 
-    /// The message that an immediate stands for: the first one not before the next that has this place in the cycle.
+    /// The message that an immediate stands for: from the next on, the first with this place in the cycle.
     fn message_of(&self, immediate: u32) -> u64 {
         let cycle = u64::from(self.plan.source_slots());
         self.next + (u64::from(immediate) + cycle - self.next % cycle) % cycle
@@ -155,7 +155,7 @@ impl<'m> Lane<'m> {
         Ok(())
     }
 
-    /// The next message in the slots. On UC one may be missing: then a later one is there, since order is kept.
+    /// The next message in the slots. On UC one may be missing: since order is kept, a later one is there.
     fn written(&self) -> Option<u64> {
         let is_there = |message: u64| self.slots.message(self.plan.target_slot(message)) == Some(message);
         if is_there(self.next) {
@@ -201,7 +201,7 @@ impl<'m> Lane<'m> {
         }
     }
 
-    /// Tells the sender how many messages were looked at: every quarter window, and whenever there is a pause.
+    /// Tells the sender how many messages were checked: every quarter window, and whenever idle (`pause`).
     fn give_credit(&mut self, pause: bool) -> Result<()> {
         let Some(remote) = self.credit_word.filter(|_| self.plan.verify.uses_credits()) else {
             return Ok(());
@@ -247,8 +247,8 @@ impl<'m> Lane<'m> {
             self.check_slots(posted);
         }
         if self.plan.op == Op::Write && self.plan.verify == Verify::End {
-            // The receiver's own count: RC keeps order, so all before the newest number that lies in a slot came too, but
-            // for the slots that hold an older message than they should. What the sender completed is not part of it.
+            // The receiver's own count. RC keeps order: all before the newest number in a slot came too,
+            // except where a slot holds too old a message. What the sender completed is not part of it.
             let newest = self.newest_in_slots(posted);
             self.counts.received = newest - self.missing(posted, newest);
             self.counts.received_bytes = self.counts.received.saturating_mul(self.plan.payload_bytes);
@@ -260,7 +260,7 @@ impl<'m> Lane<'m> {
         self.counts.clone()
     }
 
-    /// What lies in a slot after `posted` messages: of plain WRITEs by its sequence word, of others as completions told.
+    /// A slot's content after `posted` messages: of plain WRITEs by its sequence word, else by completions.
     fn held(&self, slot: u64, posted: u64) -> SlotContent {
         let plain = self.plan.op == Op::Write;
         let told = || self.last_in_slot[slot as usize].checked_sub(1);
@@ -318,7 +318,7 @@ impl<'m> Lane<'m> {
     }
 }
 
-/// Connects queue pairs that are in INIT, each with its peer, and brings them to RTS; gives the other end's region, if it has one.
+/// Connects queue pairs in INIT, each with its peer, up to RTS. Returns the other end's region, if any.
 pub fn connect(
     session: &mut Session,
     plan: &Plan,

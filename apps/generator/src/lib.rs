@@ -1,4 +1,4 @@
-//! The generator's kernels, and the Rust that launches them: senders, a receiver, and what times a GPU's posts.
+//! The generator's kernels and their launches: senders, a receiver, and the timing of a GPU's posts.
 //!
 //! The program itself is `src/main.rs`. Knows nothing of which NIC lies below (INV-4).
 

@@ -1,4 +1,4 @@
-//! Packet generator: sends RDMA messages as fast as one thread can post them, to a receiver that is really there.
+//! Packet generator: one thread sends RDMA messages as fast as it can post them, to a real receiver.
 //!
 //! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2.
 //! Knows nothing of which NIC lies below (INV-4).

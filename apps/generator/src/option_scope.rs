@@ -1,4 +1,4 @@
-//! Which end, which poster and which baseline looks at which option: the rest of a command line decides whether one means anything.
+//! Which end, poster and baseline reads which option: an option may mean nothing beside others.
 
 use cli::{Memory, OptionScope};
 
@@ -204,7 +204,7 @@ mod tests {
     const ANSWERS: &str = "udp-ping-pong --listen [::1]:1";
     const ASKS: &str = "udp-ping-pong --connect [::1]:1";
 
-    /// Options of `baseline`, the first words of what they go with, where they mean something, and where nothing.
+    /// Options of `baseline`; the first words of what they go with; where they apply; where they do not.
     const BASELINES: [(&str, &str, &[&str], &[&str]); 5] = [
         ("--listen [::1]:1", "baseline udp-ping-pong", &["udp-ping-pong"], &[FLAGS, RING, COPIES]),
         ("--connect [::1]:1", "baseline udp-ping-pong", &["udp-ping-pong"], &[FLAGS, RING, COPIES]),

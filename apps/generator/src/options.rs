@@ -45,7 +45,7 @@ pub enum Command {
     Probe(Probe),
     /// Measure the time of a post: libmlx5 and the shim in turn, on two queue pairs of one device.
     BenchPost(BenchPost),
-    /// Measure the time of a post on a GPU without a NIC: the shim, gpunetio (--peer-headers), the original release's style.
+    /// Measure a GPU's time of a post without a NIC: the shim, gpunetio (--peer-headers), the original style.
     BenchPostGpu(BenchPostGpu),
     /// Measure what two processes of this machine achieve without a NIC.
     Baseline(Baseline),
@@ -76,8 +76,8 @@ pub struct BenchPost {
 
 #[derive(Debug, Args)]
 pub struct BenchPostGpu {
-    /// Headers of gpunetio, to measure its doca_gpu_dev_verbs_put as well: the folder nvidia/nvshmem/include/gpunetio of
-    /// the pip package nvidia-nvshmem-cu13 3.8.0.
+    /// Headers of gpunetio, to measure its doca_gpu_dev_verbs_put as well: the folder
+    /// nvidia/nvshmem/include/gpunetio of the pip package nvidia-nvshmem-cu13 3.8.0.
     #[arg(long, value_name = "DIR")]
     pub peer_headers: Option<PathBuf>,
     /// Measure only the rows with a requirement, with fewer posts and 3 rounds.
@@ -107,7 +107,7 @@ pub struct Baseline {
     /// Seconds to measure; with --listen the other end decides.
     #[arg(long, default_value_t = 1.0)]
     pub seconds: f64,
-    /// Cores of the two processes, as 0,1 [default: the first two that this process may use]. udp-ping-pong pins neither.
+    /// Cores of the two processes, as 0,1 [default: the first two available]. udp-ping-pong pins neither.
     #[arg(long, value_delimiter = ',')]
     pub cores: Vec<u32>,
     /// Answer at this address (udp-ping-pong only).
@@ -129,7 +129,7 @@ pub enum BaselineKind {
     WordRing,
     /// Bytes a second by `process_vm_writev`.
     ProcessVmWritev,
-    /// Half a round trip of 8 bytes between two UDP sockets that are polled, one process each (--listen, --connect).
+    /// Half a round trip of 8 bytes between two polled UDP sockets, one process each (--listen, --connect).
     UdpPingPong,
 }
 
@@ -156,7 +156,7 @@ pub enum DoorbellName {
 /// Options of sending and receiving.
 #[derive(Debug, Args)]
 pub struct Transfer {
-    /// Receive: wait for a sender at this address. Port 0 takes a free port, which the first line of output names.
+    /// Receive: wait for a sender at this address. Port 0: a free port, named in the first line of output.
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     pub listen: Option<String>,
     /// Send to the receiver that listens at this address.
@@ -183,7 +183,7 @@ pub struct Transfer {
     /// Messages that one doorbell tells the NIC of [default: 1, with warps 32].
     #[arg(long)]
     pub doorbell_batch: Option<u32>,
-    /// Most outstanding messages of a queue pair: posted and not completed [default: 512, fewer where they take over 64 MiB].
+    /// Most messages in flight on a queue pair: posted, not completed [default: 512, fewer above 64 MiB].
     #[arg(long)]
     pub window: Option<u32>,
     /// Queue pairs, used in turn.

@@ -1,9 +1,9 @@
 //! What messages contain: a body that tells its source slot, and a sequence word at the end.
 //!
-//! A message is placed at the end of its slot, so that its last 8 bytes are an aligned word whatever its length: the
-//! device makes a WRITE visible in increasing addresses, so a reader that sees that word sees the whole message. Two messages
-//! that share a target slot come from different source slots ([`crate::plan::Plan::source_slots`]), so a mixture of the
-//! two shows in the body.
+//! A message ends at the end of its slot, so that its last 8 bytes are an aligned word whatever its length.
+//! The device makes a WRITE visible in increasing addresses: a reader that sees that word sees all of the
+//! message. Two messages that share a target slot come from different source slots
+//! ([`crate::plan::Plan::source_slots`]), so a mixture of the two shows in the body.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use verbs::{Addressable, Mr};
 
 use crate::plan::{Plan, SEQUENCE_BYTES};
 
-/// Word `index` of the body of messages from this source slot. Odd multipliers keep neighbours apart in every bit.
+/// Body word `index` of messages from this source slot. Odd multipliers keep neighbours apart in every bit.
 fn body_word(source_slot: u64, index: u64) -> u64 {
     (source_slot + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (index + 1).wrapping_mul(0xd1b5_4a32_d192_ed03)
 }
@@ -67,7 +67,7 @@ impl<'m, M: Addressable> Slots<'m, M> {
         self.base + (slot as usize + 1) * self.stride - self.payload_bytes
     }
 
-    /// The word that tells which message lies in the slot: its number counted from 1, 0 when none was written.
+    /// The word that tells which message lies in the slot: its number, counted from 1; 0: none written.
     pub fn sequence(&self, slot: u64) -> &'m AtomicU64 {
         self.region.word64(self.base + (slot as usize + 1) * self.stride - SEQUENCE_BYTES)
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Bytes of the sequence word at the end of a message.
 pub const SEQUENCE_BYTES: usize = 8;
 
-/// Largest message: what every card takes (`max_msg_sz` of ConnectX is 1 GiB), and a sensible bound for memory.
+/// Largest message: every card takes it (ConnectX's `max_msg_sz` is 1 GiB), and it bounds memory sensibly.
 pub const MAX_PAYLOAD_BYTES: u64 = 64 << 20;
 /// Queue pairs that one run may use.
 pub const MAX_QPS: u32 = 1024;
@@ -81,8 +81,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Chooses batch and window where none is given, and makes the numbers fit, or says which one cannot and what it may be.
-    /// Those two of the plan itself do not count.
+    /// Chooses batch and window where not given (the plan's own do not count). Makes the numbers fit, or says
+    /// which one cannot and what it may be.
     pub fn fitted(self, batch: Option<u32>, window: Option<u32>) -> Result<Plan, String> {
         within("--payload", self.payload_bytes, self.least_bytes(), MAX_PAYLOAD_BYTES, "bytes")?;
         within("--qps", self.qps.into(), 1, MAX_QPS.into(), "queue pairs")?;
@@ -98,8 +98,8 @@ impl Plan {
         if !batch.is_multiple_of(doorbell_batch) {
             return Err(format!("--batch {batch} must be a multiple of --doorbell-batch {doorbell_batch}"));
         }
-        // Two batches at least, so that one is posted while the other is under way; whole batches, so that each starts
-        // at the same slots and a list of requests can be made once.
+        // Two batches at least: one is posted while the other is in flight. Whole batches: each starts at the
+        // same slots, and a list of requests can be made once.
         let window = window.unwrap_or(room.max(2 * batch));
         // As it was given, before it is cut to whole batches.
         let least = "messages, two batches at least";
@@ -121,28 +121,28 @@ impl Plan {
         within("batch", self.batch.into(), 1, (self.window / 2).into(), "messages a completion")?;
         within("doorbell_batch", self.doorbell_batch.into(), 1, self.batch.into(), "messages a doorbell")?;
         if self.service == Service::Uc && self.op == Op::Write && self.verify == Verify::End {
-            // No completion tells the receiver of a plain WRITE, and on UC the last one says nothing of those before it.
+            // A plain WRITE completes nothing at the receiver, and on UC the last one proves none before it.
             return Err("UC WRITEs cannot be counted at the end: use --op write-imm, or --verify all".into());
         }
         let bytes = u64::from(self.qps) * self.slot_bytes() as u64 * 2 * u64::from(self.window);
         within("qps × window × payload", bytes, 0, 8 << 30, "bytes of memory")
     }
 
-    /// Slots of one queue pair at the sender. Two windows: messages that follow each other in a target slot then come
-    /// from different source slots, whose bodies differ, and yet requests repeat after so few that all are made once.
+    /// Slots of one queue pair at the sender: two windows. Successive messages in a target slot come from
+    /// different source slots with different bodies; requests repeat soon enough to make all once.
     pub fn source_slots(&self) -> u32 {
         2 * self.window
     }
 
-    /// Slots of one queue pair at the receiver. A WRITE names its slot, which is never given to two outstanding messages.
-    /// A SEND finds the next receive: nearly two windows of them, so that a receiver that is a little late causes no
-    /// RNR NAK; one less than two, for the reason given at [`Plan::source_slots`].
+    /// Slots of one queue pair at the receiver. A WRITE names its slot, which is never given to two messages
+    /// in flight. A SEND finds the next receive: of nearly two windows, so that a slightly late receiver
+    /// causes no RNR NAK. It is one less than two for the reason at [`Plan::source_slots`].
     pub fn target_slots(&self) -> u32 {
         if self.op == Op::Send { 2 * self.window - 1 } else { self.window }
     }
 
-    /// Receives that are kept posted on a queue pair. WRITEs with immediate put nothing into them, so that more than slots are
-    /// possible: a receiver that is a little late then causes no RNR NAK.
+    /// Receives kept posted on a queue pair. WRITEs with immediate put nothing into them, so there may be
+    /// more than slots: a slightly late receiver then causes no RNR NAK.
     pub fn receives(&self) -> u32 {
         match self.op {
             Op::Write => 0,
@@ -214,7 +214,7 @@ mod tests {
                 for doorbell_batch in [1, 2, 16, 48] {
                     let wish = Plan { payload_bytes, qps, doorbell_batch, ..WISH };
                     let Ok(plan) = wish.clone().fitted(None, None) else {
-                        // Refused only where the smallest window, two batches of one doorbell, is too much memory.
+                        // Refused only where the smallest window (two batches of a doorbell) is too large.
                         let least =
                             4 * u64::from(doorbell_batch) * slot_bytes(payload_bytes) * u64::from(qps);
                         assert!(least > 8 << 30, "{wish:?}");

@@ -3,7 +3,7 @@
 use measure::Histogram;
 use serde::Serialize;
 
-/// Times of bursts of posts. Samples are tenths of a nanosecond a post, so that a post of 8.4 ns is not one of 8.
+/// Times of bursts of posts. A sample is tenths of a nanosecond a post: 8.4 ns is not rounded to 8.
 pub struct PostTimes {
     histogram: Histogram,
     ns: u64,

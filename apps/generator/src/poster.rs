@@ -1,7 +1,7 @@
 //! The posting loops that are measured: libmlx5's and the shim's, over requests that were made before.
 //!
-//! Requests repeat after [`Plan::source_slots`] messages, so all of them exist before the first is posted. A loop holds
-//! a store of the message number and the post, nothing else: no clock, lock, sleep or allocation.
+//! Requests repeat after [`Plan::source_slots`] messages, so all exist before the first is posted. A loop
+//! holds a store of the message number and the post, nothing else: no clock, lock, sleep or allocation.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ use crate::plan::{Op, Plan};
 pub trait Poster {
     /// The queue pair, for its states.
     fn qp(&self) -> &Qp;
-    /// Posts messages `first..first + count`, the last one signalled. `count` is a whole batch, or what was prepared.
+    /// Posts messages `first..first + count`, the last signalled: a whole batch, or what was prepared.
     fn post(&mut self, requests: &mut Requests<'_>, first: u64, count: u32) -> Result<()>;
     /// Takes completions; gives how many.
     fn poll(&mut self) -> Result<usize>;
@@ -55,7 +55,7 @@ pub enum Kind {
     Shim(Options),
 }
 
-/// Makes a queue pair with CQs of its own, posted to by `kind`. `entries` of the receive CQ; 1 when nothing is received.
+/// Makes a queue pair with its own CQs, posted to by `kind`. `entries`: of the send CQ.
 pub fn create(kind: Kind, builder: &QpBuilder, pd: &Pd, entries: u32) -> Result<Box<dyn Poster>> {
     let context: &Context = pd.context();
     let (send_cq, receive_cq) = (Cq::new(context, entries)?, Cq::new(context, 1)?);

@@ -85,9 +85,9 @@ pub struct Outcome {
     pub warm_up: bool,
 }
 
-/// Serves one sender; a client that is no sender is named, and the next one waited for. `None`: a signal came first.
-/// `limit`: how long a sender may take to connect after its warm-up; without it the wait has no end. A sender that does not come is an
-/// outcome with an error. Errors are those of set-up: nothing was received then.
+/// Serves one sender; reports a client that is no sender, and waits for the next. `None`: a signal came
+/// first. `limit`: how long a sender may take to connect after its warm-up; none: for ever. A sender that
+/// does not come is an outcome with an error. Errors are those of set-up: nothing was received.
 pub fn serve(
     listener: &Listener,
     context: &Context,
@@ -144,8 +144,8 @@ enum FirstSender {
     Stopped,
 }
 
-/// The first client that proposes a plan. A browser, a port scanner or a generator of another version costs a line and at most
-/// [`SETUP`], and is no session.
+/// The first client that proposes a plan. A browser, a port scanner or a generator of another version costs a
+/// line and at most [`SETUP`], and is no session.
 fn first_sender(listener: &Listener, limit: Option<Duration>, stop: &AtomicBool) -> Result<FirstSender> {
     let since = Instant::now();
     loop {
@@ -193,7 +193,7 @@ fn join(
     Ok(session.barrier(Wait::at_most(SETUP).unless(stop))?)
 }
 
-/// Takes messages until the sender is through, is gone, or a signal comes: the counts, and whether it was a signal.
+/// Takes messages until the sender is done or gone, or a signal comes: the counts, and whether it was one.
 fn receive(
     session: &mut Session,
     plan: &Plan,

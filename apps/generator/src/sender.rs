@@ -19,8 +19,8 @@ use crate::poster::{self, Entries, Kind, Poster, Requests};
 
 /// How long a receiver may take to begin to listen.
 const CONNECT: Duration = Duration::from_secs(3);
-/// How long nothing may complete when no more is posted. A kernel was seen to keep a polling thread from its core for 5
-/// seconds where more ran than the host had cores for: a NIC's thread is one, and what it still does is no loss.
+/// Longest time without a completion after the last post. With more threads than cores a kernel kept a
+/// polling thread from its core for 5 s. A NIC's thread may be one: its work is late, not lost.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How often the control connection and the clock are looked at while messages flow.
 pub const LOOK_EVERY: Duration = Duration::from_millis(50);

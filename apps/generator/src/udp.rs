@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const QUIET: Duration = Duration::from_secs(1);
 /// A message that is not answered by then is lost, and sent again.
 const LOST: Duration = Duration::from_millis(50);
-/// How long the first answer is waited for, however short the measurement: the other side may be without a core.
+/// Timeout of the first answer, in any measurement: the other process may be without a core.
 const FIRST: Duration = Duration::from_secs(5);
 
 /// Answers every message, until there are no more.

@@ -1,8 +1,8 @@
 //! Bytes that a message takes on a RoCEv2 wire, counted as a switch port counts them.
 //!
-//! Frame: Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4, FCS 4 (IBTA vol. 1 §5 and Annex A17; IEEE 802.3 §3). The first
-//! packet of a WRITE carries a RETH of 16, the last one of an operation with immediate its 4 bytes. Preamble and gap
-//! (20 bytes a frame) are left out, as port counters leave them out; ACKs go the other way.
+//! Frame: Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4, FCS 4 (IBTA vol. 1 §5 and Annex A17; IEEE 802.3 §3). A
+//! WRITE's first packet carries a RETH of 16; the last of an operation with immediate, its 4 bytes. Preamble
+//! and gap (20 bytes a frame) are left out, as in port counters; ACKs go the other way.
 
 use crate::plan::Op;
 
@@ -29,8 +29,8 @@ pub fn gbps(bytes: f64, seconds: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// The published model, for WRITE with immediate at an MTU of 4096: payload + 82 for one packet, payload + 78 + 66
-    /// + 62 (n − 2) for n (paper, derived from Figure 4).
+    /// The published model, for WRITE with immediate at an MTU of 4096 (paper, derived from Figure 4):
+    /// payload + 82 for one packet, payload + 78 + 66 + 62 (n − 2) for n.
     #[test]
     fn write_with_immediate_meets_the_published_model() {
         for (payload, wire) in [

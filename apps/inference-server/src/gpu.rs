@@ -1,8 +1,8 @@
-//! The GPU modes: kernels wait for requests, compute and answer, and this thread sleeps until there is something to do.
+//! The GPU modes: kernels wait for requests, compute and answer; this thread sleeps until an event.
 //!
-//! What wakes it comes through one channel: a signal, the end of a chain of turns, a client that has left. A queue that fails ends the
-//! chain of its model; then the client is closed and the chain starts again. A GPU cannot wake a thread: another one sleeps in the
-//! driver until the chain has ended. With `--sleep block` or `spin` this thread waits there itself, and what else happens ends the chain.
+//! One channel brings events: a signal, the end of a chain of turns, a client that left. A failed queue ends
+//! its model's chain; then the client is closed and the chain restarted. A GPU wakes no thread: one waits in
+//! the driver until the chain ends. With `--sleep block` or `spin` that is this one; other events end it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ use crate::report::{GraphStatus, KernelStatus, ModelStatus, StatusWriter, Totals
 use crate::serve::{ENDING, STOPPING, begin, close, ending, listen};
 use crate::session::{Granted, Key, Outcome, SETUP, Service, Shared};
 
-/// Longest wait of a kernel for a request: a wait that ends by its time runs the model for nothing, once in this time.
+/// Longest wait of a kernel for a request. Each time-out runs the model once for nothing.
 const WAIT: Duration = Duration::from_secs(3600);
 /// Time for a turn that runs to end, the host twin's of a large model.
 const TURN: Duration = Duration::from_secs(120);
@@ -86,7 +86,7 @@ struct Kernels {
     pool: Arc<Pool>,
     waker: Waker,
     shared: Arc<State>,
-    /// Longest until a client that is let go is served no longer: a turn, and what an answer that nobody takes may hold up.
+    /// Longest until a leaving client is no longer served: a turn, and the delay of an untaken answer.
     leaves_in: Duration,
 }
 
@@ -230,7 +230,7 @@ pub fn run(options: &Options) -> Result<u8> {
     let machine = options.machine()?;
     let (events, happened) = channel();
     let arrival = options.arrival().unwrap_or(Arrival::Flag);
-    // All models are loaded, and all graphs made, before the first one runs: the driver waits for what runs, which never ends.
+    // Load all models and make all graphs before the first runs: the driver waits for kernels that never end.
     let mut lanes = Vec::new();
     for (manifest, geometry) in &found {
         let model = Recorded::load(options, &machine, manifest, geometry)?;
@@ -372,7 +372,7 @@ impl Sleeper<'_> {
         Ok(())
     }
 
-    /// The same in the driver's own wait for all that runs: whatever happens ends the chain of turns, after it was put into the channel.
+    /// The same in the driver's own wait for idle: each event, once in the channel, ends the chain.
     fn synchronize(&mut self, context: &gpu::Context, is_enough: impl Fn(&Self) -> bool) -> Result<()> {
         loop {
             // What has happened before the chain was started has not ended it.
@@ -428,7 +428,7 @@ impl Sleeper<'_> {
         status.write(self.began.elapsed(), models);
     }
 
-    /// Chains that have ended: closes the clients whose queues have failed, and starts the chains again. Error: of a kernel or a model.
+    /// Closes clients whose queues failed, and restarts chains that ended. Error: of a kernel or a model.
     fn go_on(&self) -> Result<()> {
         for lane in &*self.lanes {
             let mut lane = locked(lane);

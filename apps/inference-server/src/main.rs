@@ -1,4 +1,4 @@
-//! Serves models to clients over RDMA: clients write requests into slots of its memory, and it writes answers into theirs.
+//! Serves models over RDMA: clients write requests into the server's slots, it writes answers into theirs.
 //!
 //! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2.
 //! Knows nothing of which NIC lies below (INV-4).

@@ -89,7 +89,7 @@ fn warm_up(options: &Options, name: &str, geometry: &Geometry, engine: &mut dyn 
     Ok(())
 }
 
-/// A model for kernels that lie before and behind it: what runs it, and the addresses of its inputs and outputs, as kernels see them.
+/// A model between other kernels: what runs it, and its inputs' and outputs' addresses, as kernels see them.
 pub struct Recorded {
     pub runs: Runs,
     pub inputs: Vec<u64>,
@@ -103,14 +103,14 @@ pub enum Runs {
     InSlots(InSlots),
 }
 
-/// A model that needs to know where the slots lie: for a graph that launches itself, or for a kernel that stays.
+/// A model that needs to know where the slots lie: for a graph that launches itself, or a resident kernel.
 pub enum InSlots {
     Gpu(Arc<Loaded>),
     Twin(Box<Plan>),
 }
 
 impl InSlots {
-    /// The model for a kernel that stays, with these tensors of requests and answers. Errors: a step that is not our kernel's; no memory.
+    /// The model in a resident kernel, with these slot tensors. Errors: a library's step; no memory.
     pub fn resident(&self, slots: &SlotTensors) -> Result<ResidentModel> {
         Ok(match self {
             InSlots::Gpu(loaded) => inference::engine::gpu::Resident::new(loaded, Some(slots))?.into(),
@@ -118,7 +118,7 @@ impl InSlots {
         })
     }
 
-    /// The model for a graph, which the twin has none of. It is run as often as was asked for, in the spare slot.
+    /// The model for a graph; the twin has none. Warmed up as often as `options` say, in the spare slot.
     pub fn recorded(&self, options: &Options, slots: &SlotTensors) -> Result<Box<Instance>> {
         let InSlots::Gpu(loaded) = self else { anyhow::bail!("the host twin has no graphs") };
         let instance = Instance::in_slots(loaded, slots)?;
@@ -140,8 +140,8 @@ impl Runs {
 }
 
 impl Recorded {
-    /// Loads a model for kernels that wait: on a GPU, or in one kernel that stays, it works in the slots. Elsewhere it is run as often as
-    /// was asked for.
+    /// Loads a model for kernels that wait. On a GPU, or in a resident kernel, it works in the slots.
+    /// Elsewhere it is warmed up as often as `options` say.
     pub fn load(
         options: &Options,
         machine: &Machine,

@@ -1,4 +1,4 @@
-//! Models that a GPU computes while this processor waits for requests: `cpu-gpu`, and the baselines of figure 6.
+//! Models that a GPU computes while the CPU waits for requests: `cpu-gpu`, and the baselines of figure 6.
 
 use anyhow::{Context as _, Result};
 use pipeline::Mode;

@@ -50,7 +50,8 @@ pub struct Options {
     /// Threads of ONNX Runtime for each model.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: u16,
-    /// Library of ONNX Runtime, or its folder [default: DOORBELL_ONNXRUNTIME, what set-up fetched, or Python's package].
+    /// Library of ONNX Runtime, or its folder [default: DOORBELL_ONNXRUNTIME, what set-up fetched, or
+    /// Python's package].
     #[arg(long, value_name = "PATH")]
     pub onnxruntime: Option<PathBuf>,
     /// Slots of each model: requests that all its clients together may have in flight.
@@ -59,15 +60,14 @@ pub struct Options {
     /// Most slots of one client.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub slots_per_client: u16,
-    /// Most requests of one client that wait or are served at a time [default: as many as it has slots]. The client is told, and what
-    /// comes beyond is refused.
+    /// Most requests of a client that wait or are served [default: its slots]. It is told; more are refused.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub credits: Option<u16>,
-    /// Which of a client's requests that wait is served first [default: arrival; where a GPU waits index, since its kernels walk over the
-    /// slots]. Clients have their turn in either order.
+    /// Which waiting request of a client is served first [default: arrival; where a GPU waits index, since
+    /// its kernels walk over the slots]. Clients take turns in either order.
     #[arg(long, value_parser = named::<SlotOrder>(&SLOT_ORDERS))]
     pub slot_order: Option<SlotOrder>,
-    /// Most memory for the slots of all models: by default 5 GiB, where 4,096 slots of a model with 1 MiB of inputs and outputs fit.
+    /// Most memory for all models' slots; the default, 5 GiB, holds 4,096 slots of 1 MiB in- and outputs.
     #[arg(long, value_name = "BYTES", default_value_t = 5 << 30)]
     pub memory: u64,
     /// Most connections at a time.
@@ -79,11 +79,11 @@ pub struct Options {
     /// Serve only queue pairs of this service [default: the client chooses].
     #[arg(long, value_parser = named::<Transport>(&TRANSPORTS))]
     pub transport: Option<Transport>,
-    /// Serve only clients whose messages arrive this way [default: the client chooses; where a GPU waits flag, since the kernels of a model
-    /// wait for one kind].
+    /// Serve only clients whose messages arrive this way [default: the client chooses; where a GPU waits
+    /// flag, since a model's kernels wait for one kind].
     #[arg(long, value_parser = named::<Arrival>(&ARRIVALS))]
     pub arrival: Option<Arrival>,
-    /// Note when the steps of each request are taken, and tell of each client that leaves how long they took, in a line `traced`.
+    /// Time the steps of each request, and report them for each client that leaves, in a line `traced`.
     #[arg(long)]
     pub trace: bool,
     /// Write counters as a JSON line to this file at each SIGUSR1; - is standard output.
@@ -294,7 +294,7 @@ impl Options {
         self.baseline.unwrap_or(Baseline::Fair)
     }
 
-    /// What runs the kernels of a GPU mode. Errors: no GPU, no driver, no toolkit, and where they were looked for.
+    /// The machine for a GPU mode's kernels. Errors: no GPU, driver or toolkit, and where it was sought.
     pub fn machine(&self) -> Result<Machine> {
         match self.machine {
             MachineName::Gpu => {

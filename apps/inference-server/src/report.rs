@@ -157,7 +157,7 @@ impl StatusWriter {
         Ok(Some(StatusWriter { mode: options.mode.name(), lines }))
     }
 
-    /// Has the counters written, and does not wait for that. Those of a question that comes while two wait are dropped.
+    /// Queues the counters for writing, without waiting. Drops them if two reports are still unwritten.
     pub fn write(&self, since: Duration, models: Vec<ModelStatus>) {
         let seconds = since.as_secs_f64();
         let _ = self.lines.try_send(Status { kind: "status", mode: self.mode, seconds, models });

@@ -206,7 +206,7 @@ enum Phase {
 }
 
 impl Server<'_> {
-    /// The exit code. After an error of a model's kernels connections end with the program, and clients see that.
+    /// The exit code. After an error of a model's kernels clients see connections close with the program.
     fn run(mut self, stop: &AtomicBool) -> Result<u8> {
         let ended = self.serve(stop);
         if let Err(error) = &ended {

@@ -1,4 +1,4 @@
-//! A client's connection, on a thread of its own: the set-up, a sleep until the connection ends, and the clearing away.
+//! A client's connection, on its own thread: set-up, sleep until the connection ends, and clean-up.
 //!
 //! Calls of the kernel are made here, so that the thread that serves makes none.
 
@@ -26,7 +26,7 @@ use crate::report::{Joined, Left, Traced};
 /// Time for a client to set its end up.
 pub const SETUP: Duration = Duration::from_secs(10);
 
-/// Time for a client that is refused to say what it wants, and how many have it at a time. Further connections are closed at once.
+/// Time for a refused client to make its request, and how many have it at once. Others are closed at once.
 const HEARING: Duration = Duration::from_secs(1);
 const REFUSED: usize = 16;
 
@@ -54,8 +54,8 @@ pub trait Service: Send + Sync + 'static {
     fn end(&self, model: usize, kind: QpType, arrival: Arrival, granted: &Granted) -> Result<Self::End>;
     /// Serves a client whose queue pair is connected: when this returns, it may write requests.
     fn admit(&self, key: Key, end: Self::End, closer: Closer) -> Result<()>;
-    /// Serves it no longer; nothing of its queue pair is left. `None`: the server has ended. Error: something may still write to its
-    /// slots, which no other client is to get.
+    /// Stops serving it; nothing of its queue pair is left. `None`: the server has ended. Error: something
+    /// may still write to its slots, which no other client may get.
     fn leave(&self, key: Key) -> Result<Option<Outcome>>;
     /// Takes its slots back.
     fn gone(&self, key: Key);
@@ -118,7 +118,7 @@ impl<S> Shared<S> {
         if is_full { &self.refused } else { &self.connections }
     }
 
-    /// Says that a client comes or goes. A reader of these lines that is slow holds up that client's thread alone.
+    /// Reports that a client comes or goes. A slow reader of these lines delays that client's thread alone.
     fn say(&self, (model, client): Key, peer: &str, left: Option<Left<'_>>) {
         let model = &self.models[model].0;
         if let Some(error) = left.as_ref().and_then(|left| left.error) {
@@ -190,8 +190,8 @@ fn attend<S: Service>(mut session: Session, shared: &Shared<S>, is_full: bool) {
     shared.service.left(key, counts, error.is_some());
 }
 
-/// Has a client served no longer, and its slots taken back. Before anything is said of it: a reader of these lines that is slow keeps
-/// them from no client. Slots that the kernels may still use are kept, and the client's failure names them.
+/// Stops serving a client and reclaims its slots before anything is reported: a slow reader of the lines
+/// keeps no slots from others. Slots that kernels may still use are kept; the client's failure names them.
 fn cleared<S: Service>(service: &S, key: Key, (_, slots): &Granted) -> Option<Outcome> {
     match service.leave(key) {
         Ok(outcome) => outcome.inspect(|_| service.gone(key)),

@@ -1,5 +1,4 @@
-/*! Kernels of models' operators for any GPU and for the host twin: one launch a step. The bodies are in `operators.h`. Launches end by
- * themselves.
+/*! Models' operators for any GPU and the host twin: a launch a step, ending by itself. Bodies: operators.h.
  */
 #include "operators.h"
 
@@ -8,8 +7,8 @@ static __device__ inline struct virtual_block launched(void) {
     return b;
 }
 
-/* Convolution as a product of matrices: weights times the pixels that each output sees. `residual` and `bias` may be null. For one
- * group. Launch: 256 threads; blocks: pixels / 64 (128 in half precision), outputs / 64, images. */
+/* Convolution as a product of matrices: weights times what each output sees. One group; `residual` and `bias`
+ * may be null. Launch: 256 threads; blocks: pixels / 64 (half precision: 128), outputs / 64, images. */
 extern "C" __global__ void __launch_bounds__(256) conv_tiled(const float *from, const float *weights, const float *bias,
                                                              const float *residual, float *to, struct convolution shape) {
     __shared__ union conv_tiles tiles;
@@ -22,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     conv_tiled_of(launched(), from, weights, bias, residual, to, &shape, &tiles);
 }
 
-/* The same of the model's input, from its slot, whose sums have HALF_DEPTH terms at most. Launch: as `conv_tiled_half`. */
+/* The same for the model's input in its slot, with at most HALF_DEPTH terms. Launch: as conv_tiled_half. */
 extern "C" __global__ void __launch_bounds__(256, 3)
     conv_load_half(struct slot slot, const struct half_number *weights, const float *bias, const struct half_number *residual,
                    struct half_number *to, struct convolution shape) {
@@ -30,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     conv_load_of(launched(), &slot, weights, bias, residual, to, &shape, &tiles);
 }
 
-/* Convolution in groups, one output a thread. Launch: 128 threads; blocks: elements of an image / 128, 1, images. */
+/* Convolution in groups, an output a thread. Launch: 128 threads; blocks: image elements / 128, 1, images. */
 extern "C" __global__ void __launch_bounds__(128) conv_grouped(const float *from, const float *weights, const float *bias,
                                                                const float *residual, float *to, struct convolution shape) {
     conv_grouped_of(launched(), from, weights, bias, residual, to, &shape);
@@ -54,9 +53,10 @@ extern "C" __global__ void __launch_bounds__(DEPTHWISE)
     depthwise_any_of(launched(), from, weights, bias, residual, to, &shape, staged);
 }
 
-/* A 1x1 convolution of one group, whose output n sees pixel n, with channels last and a multiple of four. `from`, its images and its pixels
- * begin at multiples of four numbers, and so do `weights`. `residual` and `bias` may be null. Launch: 32 * POINTWISE_WARPS threads; blocks:
- * pixels / POINTWISE, outputs / POINTWISE / POINTWISE_WARPS * the warps of a sum, images. */
+/* A 1x1 convolution of one group, whose output n sees pixel n. Channels are last and a multiple of four.
+ * `from`, its images, its pixels and `weights` begin at multiples of four numbers. `residual` and `bias` may
+ * be null. Launch: 32 * POINTWISE_WARPS threads; blocks: pixels / POINTWISE, outputs / POINTWISE /
+ * POINTWISE_WARPS * the warps of a sum, images. */
 extern "C" __global__ void __launch_bounds__(32 * POINTWISE_WARPS) pointwise(const float *from, const float *weights, const float *bias,
                                                             const float *residual, float *to, struct convolution shape) {
     __shared__ float parts[POINTWISE_WARPS * POINTWISE * POINTWISE];
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(32 * POINTWISE_WARPS)
     pointwise_of(launched(), from, weights, bias, residual, to, &shape, parts);
 }
 
-/* Adds bias and residual to what a library's convolution left in `to`, and applies the activation. Launch: as `conv_grouped`. */
+/* Adds bias and residual to a library's convolution in `to`, and activates. Launch: as `conv_grouped`. */
 extern "C" __global__ void __launch_bounds__(128) conv_finish(const float *bias, const float *residual, float *to,
                                                               struct convolution shape) {
     conv_finish_of(launched(), bias, residual, to, &shape);
@@ -79,9 +79,9 @@ extern "C" __global__ void __launch_bounds__(128)
     conv_finish_of(launched(), bias, residual, to, &shape);
 }
 
-/* What each output of a convolution sees, a row a pixel: its window by rows, columns and channels, zeros for pads. Channels are
- * last, and there is one group. Launch: 256 threads; blocks: fours of a row's elements times pixels / 256 (elements where the channels
- * are no multiple of four), images. */
+/* What each output of a convolution sees, a row a pixel: its window by rows, columns and channels, zeros for
+ * pads. Channels are last; one group. Launch: 256 threads; blocks: fours of a row's elements times pixels /
+ * 256 (elements where the channels are no multiple of four), images. */
 extern "C" __global__ void __launch_bounds__(256) im2col(const float *from, float *rows, struct convolution shape) {
     im2col_of(launched(), from, rows, &shape);
 }
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(128) linear_half(const struct half_
     linear_of(launched(), from, weights, bias, to, &shape);
 }
 
-/* The greatest or the mean of a window, an element a thread. Launch: 256 threads; blocks: elements of an image / 256, images. */
+/* Greatest or mean of a window, one a thread. Launch: 256 threads; blocks: image elements / 256, images. */
 extern "C" __global__ void __launch_bounds__(256) pool(const float *from, float *to, struct pooling shape) {
     pool_of(launched(), from, to, &shape);
 }
@@ -110,8 +110,8 @@ extern "C" __global__ void __launch_bounds__(256) pool_half(const struct half_nu
     pool_of(launched(), from, to, &shape);
 }
 
-/* The mean of each channel. Launch: 32 * MEAN_WARPS threads; blocks: channels / MEAN_WARPS, or channels where an image has more than MEAN
- * pixels; images. */
+/* The mean of each channel. Launch: 32 * MEAN_WARPS threads; blocks: channels / MEAN_WARPS (channels where an
+ * image has more than MEAN pixels), images. */
 extern "C" __global__ void __launch_bounds__(32 * MEAN_WARPS) mean(const float *from, float *to, struct elements shape) {
     __shared__ float parts[MEAN_WARPS];
     mean_of(launched(), from, to, &shape, parts);
@@ -122,8 +122,8 @@ extern "C" __global__ void __launch_bounds__(32 * MEAN_WARPS) mean_half(const st
     mean_of(launched(), from, to, &shape, parts);
 }
 
-/* Images times the activation of weights times `squeezed`, a number for each channel. Launch: 256 threads; blocks: pixels / EXCITED_PIXELS,
- * channels / EXCITED, images. */
+/* Images times the activation of weights times `squeezed`, a number for each channel. Launch: 256 threads;
+ * blocks: pixels / EXCITED_PIXELS, channels / EXCITED, images. */
 extern "C" __global__ void __launch_bounds__(256) excite(const float *from, const float *weights, const float *bias,
                                                          const float *squeezed, float *to, struct elements shape) {
     __shared__ float factors[EXCITED];
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(256)
     excite_of(launched(), from, weights, bias, squeezed, to, &shape, factors);
 }
 
-/* Sums, products, activations and copies, an element a thread. Launch: 256 threads; blocks: elements of an image / 256, images. */
+/* Sum, product, activation, copy: one a thread. Launch: 256 threads; blocks: image elements / 256, images. */
 extern "C" __global__ void __launch_bounds__(256) elementwise(const float *from, const float *second, float *to,
                                                               struct elements shape) {
     elementwise_of(launched(), from, second, to, &shape);
@@ -163,8 +163,8 @@ extern "C" __global__ void __launch_bounds__(256) load_half(struct slot slot, st
     load_of(launched(), &slot, to, &shape);
 }
 
-/* The model's output, to its slot, its channels as blocks where the side is above 1, STORED elements a thread. Launch: 256 threads; blocks:
- * elements of an image / 256 / STORED, images. */
+/* The model's output, to its slot; channels become blocks where the side is above 1. STORED elements a
+ * thread. Launch: 256 threads; blocks: elements of an image / 256 / STORED, images. */
 extern "C" __global__ void __launch_bounds__(256) store(struct slot slot, const float *from, struct elements shape) {
     store_of(launched(), &slot, from, &shape);
 }
@@ -208,8 +208,8 @@ static __device__ inline void compare_of(const T *found, const T *wanted, float 
     sums[thread * 3 + 2] = norm;
 }
 
-/* Three numbers for each thread: the largest difference of two values that lie alike, the sum of the differences' squares, and that of
- * `wanted`'s. Launch: 256 threads, any number of blocks. */
+/* Three numbers a thread: the largest difference of values at the same place, the sum of the squared
+ * differences, and that of `wanted`'s squares. Launch: 256 threads, any number of blocks. */
 extern "C" __global__ void __launch_bounds__(256) compare(const float *found, const float *wanted, float *sums, struct extent shape,
                                                           unsigned int images) {
     compare_of(found, wanted, sums, &shape, images);

@@ -1,9 +1,9 @@
-/*! Bodies of the models' operators, in single or half precision; sums are in single precision. `operators.cu` has a kernel for each, of
- * which a block of the launch computes a block; in `resident.cu` the blocks of one launch compute those of all steps.
+/*! Bodies of the models' operators, in single or half precision, with sums in single. `operators.cu` has a
+ * kernel for each, a block a block; in `resident.cu` the blocks of one launch compute those of all steps.
  *
- * A value's element is found by strides, so that a value may be some channels of a larger one, and channels may be the
- * slowest axis or the fastest. Structs are those of `src/launch.rs`. All pointers lead to device memory. Bodies wait for nothing but their
- * own block.
+ * A value's element is found by strides: a value may be some channels of a larger one, with channels the
+ * slowest or fastest axis. Structs are those of `src/launch.rs`. All pointers are to device memory. Bodies
+ * wait only for their own block.
  */
 #ifndef DOORBELL_OPERATORS_H
 #define DOORBELL_OPERATORS_H
@@ -62,8 +62,8 @@ struct elements {
     unsigned int operation;
 };
 
-/* A tensor of a slot: it lies `offset` bytes behind the begin of the slot that `*index` names. A slot's tensors are of single
- * precision, channel by channel, the images one behind the other. */
+/* A tensor of a slot, `offset` bytes behind the begin of the slot that `*index` names. A slot's tensors are
+ * of single precision, channel by channel, the images one after the other. */
 struct slot {
     unsigned char *base;
     const unsigned int *index;
@@ -95,7 +95,7 @@ static __device__ inline void keep(struct half_number *to, float x) {
 }
 #endif
 
-/* Of which block and thread a body computes the share: the launch's own, or one that a resident block takes in its turn. */
+/* The block and thread whose share a body computes: the launch's own, or a resident block's current one. */
 struct virtual_block {
     unsigned int x, y, z, thread, threads;
 };
@@ -229,7 +229,7 @@ static __device__ inline void conv_grouped_of(struct virtual_block b, const T *f
     finish(b, sum, output, pixel, bias, residual, to, shape);
 }
 
-/* Bias and residual of an output, which a thread loads before it knows the sum. Adding -0 changes no number. */
+/* Bias and residual of an output, loaded before the sum is known. Adding -0 changes no number. */
 struct addends {
     float bias, residual;
 };
@@ -250,9 +250,9 @@ static __device__ inline float added(float sum, struct addends addends) { return
 #define DEPTHWISE 128 /* threads of a block of `depthwise` */
 #define DEPTHWISE_SIDE 5 /* of its largest window */
 
-/* `conv_grouped_of` for one channel a group and a window of SIDE rows and columns. A thread issues all its loads before it adds. `staged`
- * has the weights of the block's threads: with channels last and not few the block loads them side by side, and a thread needs all of its
- * channel. */
+/* `conv_grouped_of` for one channel a group and a window of SIDE rows and columns. A thread issues all loads
+ * before it adds. `staged` has the weights of the block's threads. With channels last and not few, the block
+ * loads them side by side; a thread needs all of its channel. */
 template <unsigned int SIDE, typename T>
 static __device__ inline void depthwise_of(struct virtual_block b, const T *from, const T *weights, const float *bias, const T *residual,
                                            T *to, const struct convolution *shape, float *staged) {
@@ -273,8 +273,8 @@ static __device__ inline void depthwise_of(struct virtual_block b, const T *from
     float seen[TAPS], sum = 0;
     unsigned int places[SIDE], nth, i, j;
     bool is_inside[SIDE];
-    /* Above and left of the image the differences wrap. An image has fewer than 2^32 elements (`check_place` of
-     * src/plan/check.rs). */
+    /* Above and left of the image the differences wrap. An image has fewer than 2^32 elements (`check_place`
+     * in src/plan/check.rs). */
     UNROLL for (j = 0; j < SIDE; j++) {
         const unsigned int x = column + j * w.dilation_columns;
         places[j] = x * in.pixel;
@@ -460,8 +460,8 @@ static __device__ inline void elementwise_of(struct virtual_block b, const T *fr
     keep(&to[place_of(&shape->to, b.y, at)], activate(shape->activation, value));
 }
 
-/* Where the element of `from` lies that becomes element `at` of `to` when channels become blocks of rows and columns; `operation`: the
- * block's side. */
+/* Where the element of `from` lies that becomes element `at` of `to` when channels become blocks of rows and
+ * columns; `operation`: the block's side. */
 static __device__ inline size_t place_in_blocks(const struct elements *shape, unsigned int image, unsigned int at) {
     const struct extent of = shape->from;
     const unsigned int side = shape->operation, above = at / shape->to.columns, column = at - above * shape->to.columns;

@@ -1,4 +1,4 @@
-/*! 1x1 convolutions and products of matrices with few outputs, in single precision or half; sums are in single precision.
+/*! 1x1 convolutions and matrix products of few outputs, in single or half precision, with sums in single.
  *
  * A warp computes four pixels of four outputs, or several warps do together, each some terms of the sums.
  */
@@ -9,7 +9,7 @@
 #define POINTWISE_DEPTH 128 /* terms of a sum for which each lane of a warp has one load */
 #define POINTWISE_WARPS 8 /* of a block */
 
-/* Four numbers that begin at a multiple of their length, by one load. The twin's memory need not begin at one. */
+/* Four numbers from a multiple of their length, by one load. The twin's memory may begin elsewhere. */
 static __device__ inline float4 four(const float *at) {
 #ifdef DB_TWIN
     return make_float4(at[0], at[1], at[2], at[3]);
@@ -33,8 +33,8 @@ static __device__ inline unsigned int warps_of_sum(unsigned int depth) {
     return depth <= POINTWISE_DEPTH ? 0 : depth <= 2 * POINTWISE_DEPTH ? 1 : depth <= 4 * POINTWISE_DEPTH ? 2 : 3;
 }
 
-/* Adds 2 * HALF numbers over the lanes of a warp, of which there are 4 * HALF. In each round a lane hands half of its numbers to another
- * lane and keeps the other half. Lanes 2 n and 2 n + 1 return sum n. */
+/* Adds 2 * HALF numbers over the lanes of a warp, of which there are 4 * HALF. In each round a lane gives
+ * another lane half of its numbers and keeps the rest. Lanes 2 n and 2 n + 1 return sum n. */
 template <unsigned int HALF> struct lane_sums {
     static __device__ inline float sum(float *sums, unsigned int lane) {
         const bool is_upper = lane & 2 * HALF;
@@ -49,8 +49,8 @@ template <> struct lane_sums<0> {
     static __device__ inline float sum(float *sums, unsigned int) { return sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1); }
 };
 
-/* A 1x1 convolution of few pixels and outputs, for which larger tiles would leave a GPU idle: a product of POINTWISE pixels and outputs by
- * one warp, or by several that share the sum's terms. `parts` has a number for each pixel and output of each warp. */
+/* A 1x1 convolution of too few pixels and outputs for larger tiles to fill a GPU. A warp computes POINTWISE
+ * pixels and outputs, or several warps share the terms. `parts`: a number for each pixel, output and warp. */
 template <typename T>
 static __device__ inline void pointwise_of(struct virtual_block b, const T *from, const T *weights, const float *bias, const T *residual,
                                            T *to, const struct convolution *shape, float *parts) {

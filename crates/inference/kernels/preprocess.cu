@@ -1,12 +1,12 @@
 /*! An image of bytes becomes a model's input: what `crates/zoo/src/preprocess.rs` does, on the GPU.
  *
- * The image lies in a slot: rows from the top, three bytes a pixel. Its extents are a peer's word, which may change at any time: each
- * thread reads them once and checks what it read. An image that cannot be is refused in `status`.
+ * The image lies in a slot: rows from the top, three bytes a pixel. Its extents are a peer's word, which may
+ * change at any time. A thread reads them once and checks what it read; `status` tells of a refused image.
  */
 
 /* Its words are written by `words` in src/engine/preprocess.rs. */
 struct preprocessing {
-    /* Rows and columns of the crop, and of the image before it: 0 columns mean that `resized_rows` is the shorter edge. */
+    /* Rows and columns of the crop, and of the image before; 0 columns: resized_rows is the shorter edge. */
     unsigned int rows, columns, resized_rows, resized_columns;
     /* 1: blue, green, red. 1: channels are the fastest axis. */
     unsigned int channels, swapped, channels_last;
@@ -34,8 +34,8 @@ static __device__ struct sample sample_at(unsigned int place, unsigned int resiz
 
 static __device__ float mix(struct sample at, float first, float second) { return first + (second - first) * at.share; }
 
-/* A pixel of the crop a thread. Launch: 128 threads; blocks: columns / 128, rows. `extents`: rows and columns of the image. `status`
- * becomes 1 if a thread refuses the image; its part of the input is zeros. */
+/* A pixel of the crop a thread. Launch: 128 threads; blocks: columns / 128, rows. `extents`: rows and columns
+ * of the image. `status` becomes 1 if a thread refuses the image; its part of the input is zeros. */
 extern "C" __global__ void __launch_bounds__(128) preprocess(const unsigned char *image, const volatile unsigned int *extents, float *to,
                                                              unsigned int *status, struct preprocessing p) {
     const unsigned int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y;

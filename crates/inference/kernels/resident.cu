@@ -1,8 +1,8 @@
-/*! All steps of a plan in one launch that stays on the GPU: its blocks compute the blocks of each step in turn, with the bodies of
- * `operators.h`, and meet behind each step. So sums have the order that launches of `operators.cu` give them.
+/*! All steps of a plan in one resident launch: its blocks compute each step's blocks in turn, with bodies of
+ * `operators.h`, and meet after each step. So sums have the order of `operators.cu`'s launches.
  *
- * Structs are written by `src/engine/resident.rs`. All pointers lead to device memory. What a NIC has written is read once the caller has
- * acquired it. A wait for other blocks ends after the limit of the caller's grid.
+ * `src/engine/resident.rs` writes the structs. All pointers are to device memory. What a NIC wrote is read
+ * after the caller acquired it. A wait for other blocks ends after the limit of the caller's grid.
  */
 #include "grid.h"
 #include "operators.h"
@@ -62,7 +62,7 @@ static __device__ __noinline__ void conv_load_apart(struct virtual_block b, cons
                  (struct half_number *)at[3], &step->shape.convolution, tiles);
 }
 
-/* One block of a step. The operators with barriers have blocks of RESIDENT_THREADS threads, so that all threads are in the same one. */
+/* One block of a step. Operators with barriers use RESIDENT_THREADS threads: all are in the same one. */
 template <typename T>
 static __device__ inline void run_block(const struct step *step, struct virtual_block b, union conv_tiles *tiles) {
     const unsigned long long *to = step->pointers;
@@ -95,7 +95,7 @@ static __device__ inline void run_block(const struct step *step, struct virtual_
     }
 }
 
-/* This block's share of a step: every so many of its blocks; several of them side by side where they have fewer threads. */
+/* This block's share of a step: one in so many of its blocks, several at once if they have fewer threads. */
 static __device__ inline void run_step(unsigned int grid_blocks, const struct step *step, union conv_tiles *tiles) {
     const unsigned int *blocks = step->blocks, together = blockDim.x / step->threads;
     const unsigned long long all = (unsigned long long)blocks[0] * blocks[1] * blocks[2];
@@ -114,9 +114,9 @@ static __device__ inline void run_step(unsigned int grid_blocks, const struct st
     }
 }
 
-/* Runs a model once in the grid's slot: all blocks that meet call it, of RESIDENT_THREADS threads each, and have met when it returns. `model`:
- * a struct steps. What came of the last meeting is in the grid. A resident kernel of another unit calls it by this name, and on the twin,
- * which links no units, by the kernel's address. */
+/* Runs a model once in the grid's slot. All blocks that meet call it, with RESIDENT_THREADS threads each, and
+ * have met when it returns. `model`: a struct steps. The grid has the last meeting's result. A resident
+ * kernel of another unit calls it by name; on the twin, which links no units, by its address. */
 #ifdef DB_TWIN
 extern "C" __global__ void db_model(unsigned long long model, struct db_grid *grid)
 #else
@@ -137,14 +137,14 @@ extern "C" __device__ void db_model(unsigned long long model, struct db_grid *gr
             ((unsigned int *)&now)[word] = word - at_index < 2 ? (unsigned int)(index >> 32 * (word - at_index))
                                                                : ((const unsigned int *)&steps->first[at])[word];
         if (threadIdx.x == 0) slot = grid->slot;
-        /* All threads have the step; behind it all blocks have what it wrote, and no thread needs it any more. */
+        /* All threads have the step; after it all blocks have its output, and no thread needs the step. */
         __syncthreads();
         run_step(db_grid_blocks(grid), &now, &tiles);
         if (db_grid_meet(grid)) return;
     }
 }
 
-/* A model alone, several times. Launch: cooperative, RESIDENT_THREADS threads. `words`: of the grid's barrier. */
+/* A model alone, `turns` times. Launch: cooperative, RESIDENT_THREADS threads. `words`: the barrier's. */
 extern "C" __global__ void __launch_bounds__(RESIDENT_THREADS, 2)
     resident(unsigned long long model, unsigned int *words, unsigned long long limit_ns, unsigned long long turns) {
     struct db_grid grid = {words, limit_ns, 0, 0, 0, 0};

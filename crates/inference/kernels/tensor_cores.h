@@ -1,7 +1,7 @@
-/*! Convolution in half precision by tensor cores, as the product of weights and what each output sees; sums are in single precision.
+/*! Half-precision convolution by tensor cores: weights times what each output sees; single-precision sums.
  *
- * A block computes 128 pixels of 64 outputs at most, a warp 16 pixels of them. The sum's terms are in the order rows, columns, channels of
- * the window. Without `mma` (before sm_80, and on the host twin) the lanes of a warp hand one another what it would read.
+ * A block computes 128 pixels of 64 outputs at most, a warp 16 of the pixels. A sum's terms are in the
+ * window's order: rows, columns, channels. Without `mma` (before sm_80; twin) lanes exchange what it reads.
  */
 #ifndef DOORBELL_TENSOR_CORES_H
 #define DOORBELL_TENSOR_CORES_H
@@ -36,8 +36,8 @@ static __device__ inline float product_of_pairs(unsigned int one, unsigned int t
     return number(low[0]) * number(low[1]) + number(high[0]) * number(high[1]);
 }
 
-/* Adds 16 numbers of each of 16 pixels times those of 8 outputs. Fragments as in the PTX ISA, "Matrix Fragments for mma.m16n8k16 with
- * floating point type". All lanes of a warp call it. */
+/* Adds 16 numbers of each of 16 pixels times those of 8 outputs; all lanes of a warp call it. Fragments as in
+ * the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". */
 static __device__ inline void multiply_add(float *sums, const unsigned int *pixels, const unsigned int *outputs) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -82,8 +82,8 @@ static __device__ inline void next_term(const struct convolution *shape, struct 
     term->row++;
 }
 
-/* Eight terms of the sum for an output whose window begins there, from `at` on; zeros for pads and behind the last term. A row and a
- * column above and left of the image wrap. */
+/* Eight terms, from `at` on, of the sum for an output whose window begins there; zeros for pads and behind
+ * the last term. A row and column above and left of the image wrap. */
 static __device__ inline uint4 seen_eight(const struct half_number *image, const struct convolution *shape, unsigned int row,
                                           unsigned int column, unsigned int at, bool eights) {
     const struct window w = shape->window;
@@ -122,8 +122,8 @@ static __device__ inline uint4 weights_eight(const struct half_number *weights, 
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-/* Finishes sums `FIRST` and the next one of each eight for a pixel, which are of 2 * EIGHTS outputs from `output` on, and keeps the
- * results. */
+/* Finishes a pixel's sums `FIRST` and the next of each eight, which are of 2 * EIGHTS outputs from `output`
+ * on, and keeps the results. */
 template <unsigned int EIGHTS, unsigned int FIRST>
 static __device__ inline void finish_pixel(const float (*sums)[4], unsigned int output, unsigned int image,
                                            unsigned int pixel, const float *bias, const struct half_number *residual,
@@ -153,8 +153,8 @@ static __device__ inline void finish_pixel(const float (*sums)[4], unsigned int 
         at[(size_t)i * out.channel].bits = (unsigned short)(pairs[i / 2] >> i % 2 * 16);
 }
 
-/* The row of an output in shared memory. A lane of `mma` has two outputs of each eight; which ones these are is free, so they are
- * neighbours, and a lane writes 2 * EIGHTS of them together. */
+/* The row of an output in shared memory. Which two outputs of each eight a lane of `mma` has is free: they
+ * are neighbours, so that a lane writes 2 * EIGHTS of them together. */
 template <unsigned int EIGHTS> static __device__ inline unsigned int row_of(unsigned int output) {
     return output % (2 * EIGHTS) / 2 * 8 + output / (2 * EIGHTS) * 2 + output % 2;
 }
@@ -222,8 +222,8 @@ static __device__ inline void conv_tiled_of(struct virtual_block b, const struct
         conv_half_of<8>(b, from, weights, bias, residual, to, shape, &tiles->half);
 }
 
-/* A block of 8 * EIGHTS outputs, of an image in single precision, channel by channel. The sum has HALF_DEPTH terms at most, in the order
- * channels, rows, columns of the window. */
+/* A block of 8 * EIGHTS outputs, of an image in single precision, channel by channel. The sum has HALF_DEPTH
+ * terms at most, in the window's order channels, rows, columns. */
 template <unsigned int EIGHTS>
 static __device__ inline void conv_image_of(struct virtual_block b, const float *image, const struct half_number *weights,
                                             const float *bias, const struct half_number *residual, struct half_number *to,
@@ -242,7 +242,7 @@ static __device__ inline void conv_image_of(struct virtual_block b, const float 
         }
         tiles->outputs[row_of<EIGHTS>(mine)][pair] = both;
     }
-    /* Where each term lies from the first one of a window: rows, columns, elements. One behind the last term lies outside the image. */
+    /* Each term's rows, columns, elements from a window's first; one after the last is outside the image. */
     if (b.thread < HALF_DEPTH) {
         const unsigned int channel = b.thread / of_kernel, place = b.thread - channel * of_kernel, row = place / w.columns;
         const unsigned int down = row * w.dilation_rows, across = (place - row * w.columns) * w.dilation_columns;

@@ -95,8 +95,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// The extent along `axis` (0: rows, 1: columns) of what comes out, or `None` if the window does not fit
-    /// in the padded image.
+    /// Extent along `axis` (0: rows, 1: columns) of the output; `None`: the window exceeds the padded image.
     pub fn output(&self, axis: usize, extent: usize) -> Option<usize> {
         let reach = self.dilation[axis].checked_mul(self.kernel[axis].checked_sub(1)?)?.checked_add(1)?;
         let padded = extent.checked_add(self.pads[axis])?.checked_add(self.pads[axis + 2])?;
@@ -175,8 +174,9 @@ pub enum Op {
     },
     /// The mean of each channel.
     GlobalAveragePool,
-    /// Images times a function of a product of matrices, which is a number for each channel. Inputs: images, weights (channels, inputs,
-    /// 1, 1), bias, and images of one pixel, which the weights multiply. No operator of a file: a plan makes it of three.
+    /// Images times a function of a product of matrices, a number for each channel. Inputs: images, weights
+    /// (channels, inputs, 1, 1), bias, and images of one pixel, which the weights multiply. No operator of a
+    /// file: a plan makes it of three.
     Excite {
         /// The function.
         activation: Activation,

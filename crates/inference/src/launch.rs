@@ -4,7 +4,7 @@
 use crate::graph::{Activation, Op, Shape, Window};
 use crate::plan::{Place, Plan, Precision, Source, Step, Task};
 
-/// Outputs of a block of `conv_tiled` and of `conv_tiled_half`, and pixels of the former's: TILE of `kernels/operators.h`.
+/// Outputs of a block of `conv_tiled` and `conv_tiled_half`, the former's pixels: TILE in `operators.h`.
 const TILE: u32 = 64;
 /// Pixels of a block of `conv_tiled_half`: HALF_PIXELS of `kernels/tensor_cores.h`.
 const HALF_PIXELS: u32 = 128;
@@ -19,7 +19,7 @@ const POINTWISE_WARPS: u32 = 8;
 /// Pixels above which a block of `mean` computes one channel, and its warps: as in `kernels/operators.h`.
 const MEAN: u32 = 512;
 const MEAN_WARPS: u32 = 8;
-/// The most elements that `pointwise` writes: 32 tiles of `conv_tiled`, of which a large GPU runs four times as many at once.
+/// Most elements that `pointwise` writes: 32 tiles of `conv_tiled`, a quarter of a large GPU's at once.
 const FEW: u32 = 1 << 17;
 /// Elements that a thread of `store` stores: STORED of `kernels/operators.h`.
 const STORED: u32 = 4;
@@ -181,8 +181,8 @@ pub fn finishing(plan: &Plan, step: &Step, rest: Rest) -> Result<Launch, LaunchE
     check_blocks(launch, step)
 }
 
-/// The launch that writes what each output of a convolution sees, a row a pixel, from this byte of the workspace on. Channels
-/// are last, and there is one group.
+/// The launch that writes what each output of a convolution sees, a row a pixel, from byte `at` of the
+/// workspace on. Channels are last, and there is one group.
 pub fn im2col(plan: &Plan, step: &Step, at: usize) -> Result<Launch, LaunchError> {
     let step_of = StepOf { plan, step };
     let (window, _) = window_of(step).ok_or_else(|| LaunchError::NoWindow { step: step.names.join(" ") })?;
@@ -294,8 +294,8 @@ impl StepOf<'_> {
         self.launch(kernel, blocks, threads, arguments, Argument::Conv(words))
     }
 
-    /// Whether `pointwise` computes a 1x1 convolution or a product of matrices. It loads four numbers at once. `words`: its
-    /// `struct convolution`.
+    /// Whether `pointwise`, which loads four numbers at once, computes a 1x1 convolution or a product of
+    /// matrices. `words`: its `struct convolution`.
     fn is_pointwise(&self, words: &[u32; 30]) -> bool {
         let Source::Arena(place) = self.step.reads[0] else { return false };
         let [channels, _, _, image, channel, pixel, outputs, rows, columns] =

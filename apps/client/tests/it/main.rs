@@ -1,4 +1,4 @@
-//! The client as its users start it, against a server that the tests play, which can be wrong, and against the server.
+//! The client as users start it, against a mock server that can send wrong answers, and the real one.
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used)]
 

@@ -36,7 +36,7 @@ fn all_slots_serve(world: &Fixture, address: &str) {
     }
 }
 
-/// Passes a connection's messages on, and counts them; the one after `steps` others comes never. Returns the address, and the count.
+/// Forwards the first `steps` messages of a connection and counts all. Returns its address and the count.
 fn proxy(server: &str, steps: usize) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -97,7 +97,7 @@ fn killed_at(step: usize, world: &Fixture, address: &str) -> bool {
 fn a_client_that_is_killed_at_any_step_leaves_its_slots() {
     for world in need!(Fixture::each("steps", &[GRAPH]), server, WANTED) {
         let (mut server, address) = world.server(&["--slots", SLOTS]);
-        // A set-up request, a grant, a greeting and a barrier's message from each end, some of them together: then nothing more comes over TCP.
+        // TCP carries a set-up request, a grant, and of each end a greeting and a barrier, some merged.
         let is_there = |step: &usize| {
             let is_there = killed_at(*step, &world, &address);
             all_slots_serve(&world, &address);
@@ -163,7 +163,7 @@ fn holds(process: &str) -> ProcessResources {
     }
 }
 
-/// A connection of this process that asks once, and is answered or goes without waiting for it; or does not ask.
+/// Connects, then asks once or not; leaves with or without waiting for the answer.
 fn come_and_go(
     nic: (&verbs::Context, &verbs::connect::Path),
     address: &str,
@@ -244,9 +244,9 @@ fn a_thousand_connections_leave_no_descriptor_thread_memory_slot_or_queue_pair()
             now.descriptors <= then.descriptors && now.threads <= then.threads,
             "{now:?}, {then:?} before"
         );
-        // 900 connections that each left a page would be 3,600 KiB. Threads' stacks and the allocator's regions come and go. Memory
-        // that was there from the start becomes resident bit by bit, for some ten thousand connections: of more of them the second
-        // half counts, and of 100,000 one that leaves 84 bytes each is seen.
+        // 900 connections that each left a page would be 3,600 KiB. Threads' stacks and the allocator's
+        // regions come and go. Memory present from the start becomes resident during some ten thousand
+        // connections. Above that, the second half counts: a leak of 84 bytes by each of 100,000 is seen.
         let (earlier, most_kib) = if count > 1000 { (half, 4096) } else { (then, 2048) };
         assert!(now.kib < earlier.kib + most_kib && now.maps < then.maps + 64, "{now:?}, {earlier:?} before");
         // Other tests of this process open files too, but not one for each connection.
@@ -255,7 +255,7 @@ fn a_thousand_connections_leave_no_descriptor_thread_memory_slot_or_queue_pair()
             "{:?}, {ours:?} before",
             holds("self")
         );
-        // A card does not say what this process has on it. Kernels keep the queue pairs of the most clients that there were at a time.
+        // A card does not list a process's objects. Kernels keep the queue pairs of the most clients at once.
         if let (Ok(nic), true) = (listed(&server), world.served.options.is_empty()) {
             assert_eq!(nic["devices"][0]["qps"], 0, "{nic}");
         }

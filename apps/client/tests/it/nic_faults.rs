@@ -1,4 +1,4 @@
-//! A software NIC that loses, delays and errs: what is lost is counted, nothing is wrong, and other clients go on.
+//! A software NIC that loses, delays and errs: losses are counted, no answer is wrong, other clients go on.
 
 use std::path::Path;
 use std::process::Command;
@@ -69,7 +69,7 @@ fn what_uc_loses_is_lost_and_nothing_is_wrong_and_rc_sends_it_again() {
             let ways =
                 arrivals.iter().map(|way| world.client(&address, &[&load[..], &["--arrival", way]].concat()));
             let mut uc: Vec<_> = ways.collect();
-            // A NIC loses what its process sends: the server's loses answers, and that of one more client requests.
+            // A NIC loses what its process sends: the server's loses answers, this client's requests.
             let client = world.client(&address, &load);
             joined(&mut server, uc.len() + 1);
             ctl(&["set", &client.id().to_string(), "--loss", "0.3", "--seed", "5"]).unwrap();
@@ -85,7 +85,7 @@ fn what_uc_loses_is_lost_and_nothing_is_wrong_and_rc_sends_it_again() {
         let ended = world.client(&address, &load).end();
         let run = ended.line();
         let [lost, late] = ["lost", "late"].map(|name| run[name].as_u64().unwrap());
-        // On a busy machine an answer may come behind its deadline: it counts as lost, and as late when it comes.
+        // On a busy machine an answer may pass its deadline: it counts as lost, and as late when it comes.
         assert_eq!((lost - late, &run["wrong"], ended.code), (2, &json!(0), Some(1)), "{run}");
         assert!(run["error"].as_str().unwrap().contains("no slot is left"), "{run}");
         world.is_served(&address, arrivals[0], &["--deadline", "60"]);

@@ -1,5 +1,5 @@
-//! A server for one client, in a thread of the test, whose answers can be spoiled. Its model is a small one: an
-//! output is twice the input. The requests go through [`slots::Server`], which must find nothing to refuse.
+//! A server for one client, in a thread of the test, whose answers can be spoiled. Its model doubles the
+//! input. Requests go through [`slots::Server`], which must find nothing to refuse.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -369,7 +369,7 @@ impl PlayedServer {
             self.qp.post_send(&write).unwrap();
             self.sent += 1;
         }
-        // The slot's memory may be written again when the NIC has read it. A client that is gone reads nothing.
+        // The slot may be overwritten once the NIC has read it. A client that is gone reads nothing.
         let mut early = Vec::new();
         while self.sent > 0 && self.session.is_alive() {
             early.extend(self.completions());

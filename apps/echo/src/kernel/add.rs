@@ -1,4 +1,4 @@
-//! `kernels/add.cu`: the model of the echo in the modes of the pipeline. It adds 1 to the last word of a message.
+//! `kernels/add.cu`: the echo's model in the pipeline's modes. It adds 1 to a message's last word.
 
 use gpu::{Function, Recorded, ResidentModel, Shape, SlotTensors, Stream, Unit};
 use pipeline::gpu::by_cpu::Model;
@@ -15,7 +15,7 @@ pub fn unit() -> Unit {
     rdma_shim::device::unit("add.cu", include_str!("../../kernels/add.cu")).header(name, text)
 }
 
-/// Adds 1 to the last word of a message on this processor. Its words are pairs of numbers, the lower half first.
+/// Adds 1 to a message's last word on the CPU. Words are pairs of numbers, the lower half first.
 pub fn add_on_cpu(inputs: &[Vec<f32>], outputs: &mut Vec<Vec<f32>>) {
     outputs.resize_with(inputs.len(), Vec::new);
     for (input, output) in inputs.iter().zip(outputs) {
@@ -88,8 +88,8 @@ unsafe impl Recorded for Add {
     }
 }
 
-/// The model in the kernel that stays, with the tensors of requests and answers, one of each and of the same length. Errors: no memory; no
-/// C++ compiler was there for the twin's.
+/// The model in the resident kernel, with one request tensor and one answer tensor of the same length.
+/// Errors: no memory; no C++ compiler for the twin's.
 pub fn resident(machine: &Machine, tensors: &SlotTensors) -> Result<ResidentModel, KernelError> {
     let ([request], [answer]) = (&tensors.inputs[..], &tensors.outputs[..]) else {
         return Err(KernelError::Refused("an echo has one tensor each way".into()));
@@ -100,6 +100,6 @@ pub fn resident(machine: &Machine, tensors: &SlotTensors) -> Result<ResidentMode
     arguments.put(0, &[slots, index, stride, request_at, answer_at, request.bytes() as u64 / 8])?;
     let twin_entry = if machine.is_gpu() { 0 } else { KERNELS.find("db_model")?.entry() };
     let (address, threads) = (arguments.kernel_address(), THREADS[usize::from(machine.is_gpu())]);
-    // SAFETY: the function keeps to the slots that it is given and to its arguments, which the model keeps; it waits for the grid alone.
+    // SAFETY: the function keeps to its slots and arguments (held by the model); its only wait is the grid's.
     Ok(unsafe { ResidentModel::new(vec![unit()], twin_entry, address, threads, arguments) })
 }

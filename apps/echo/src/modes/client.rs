@@ -1,4 +1,4 @@
-//! A client of a mode: it writes questions into the service's slots through libibverbs, and looks at each answer.
+//! A client of a mode: writes questions into the service's slots through libibverbs and checks the answers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,7 +15,7 @@ use crate::end::SETUP;
 use crate::options::Options;
 use crate::outcome::Outcome;
 
-/// Polls without an answer before the core is offered to others, and before deadlines and the service are looked after.
+/// Polls without an answer before the core is yielded, and before deadlines and the service are checked.
 const POLLS: u32 = 64;
 const LOOKS: u32 = 1 << 12;
 

@@ -1,6 +1,6 @@
-//! The echo through the pipeline's slots, in each of its modes: client and service say which, and have questions of one length.
+//! The echo through the pipeline's slots in each mode. Both ends name the mode; questions have one length.
 //!
-//! Left out: UC, several clients at a time, other ways of arrival than by a receive completion. The inference server has them.
+//! Left out: UC, concurrent clients, arrival other than by receive completion. The inference server has them.
 
 pub mod client;
 mod waits;

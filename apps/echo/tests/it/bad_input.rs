@@ -1,4 +1,4 @@
-//! Requests that cannot be, and machines that lack something: one line that says what, where and what to do; exit code 2.
+//! Impossible requests, and machines that lack something: exit code 2, one line of what, where, what to do.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;

@@ -19,7 +19,7 @@ fn client(mode: Mode, address: &str, options: &[&str]) -> Program {
     asking(address, &[&["--mode", mode.name(), "--machine", "cpu"], options].concat())
 }
 
-/// Two clients of each mode, one after the other: the second one has several questions in flight, and slots of the first.
+/// Two clients of each mode in turn: the second has several questions in flight, and the first one's slots.
 fn answers(machine: &str, memory: &str, count: u64) {
     let mut wrong = Vec::new();
     for (mode, bytes) in Mode::ALL.into_iter().flat_map(|mode| ["8", "4096"].map(|bytes| (mode, bytes))) {
@@ -92,7 +92,7 @@ fn a_killed_client_leaves_its_slots_to_the_next_one() {
             killed.end();
             let asked = client(mode, &address, &["--window", "4", "--count", "20"]).end();
             assert_eq!(asked.code, Some(0), "{mode}: {asked:?}");
-            // The second client is the first one that is told of if the first one was killed before it was served.
+            // If the first client was killed before it was served, the second is the first that is reported.
             let first = service.next_line()["answered"].as_u64().unwrap();
             (![0, 20].contains(&first)).then_some(service)
         });

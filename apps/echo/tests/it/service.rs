@@ -1,5 +1,5 @@
-//! The echo service, asked by libmlx5 and by a kernel: what it answers, and how it ends when its peer, its queue, its memory or
-//! its host take something away. Each on the host twin, and on a GPU where there is one.
+//! The echo service, asked by libmlx5 and by a kernel: its answers, and how it ends when peer, queue, memory
+//! or host take something away. Each on the host twin, and on a GPU where there is one.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ trait Serve {
         self.service_with(window, patience, 7)
     }
 
-    /// As `service`, with a number of retries of the service after a peer without a receive; 7 is without end.
+    /// As `service`, with a number of retries by the service after a peer without a receive; 7: without end.
     fn service_with(&self, window: u32, patience: Duration, rnr_retry: u8) -> Service;
 }
 
@@ -159,7 +159,7 @@ fn twin_echo_answers_every_message_under_other_seeds() {
     }
 }
 
-/// A service with one receive, and eight messages at once: those that come too early are sent again by the peer's NIC.
+/// A service with one receive gets eight messages at once: the peer's NIC sends those too early again.
 fn answers_more_messages_than_it_has_receives(bench: &Bench) {
     let mut service = bench.service(1, PATIENCE);
     (0..8).for_each(|number| service.expect_answer(number));
@@ -330,8 +330,8 @@ fn kernels_ask_and_answer(bench: &Bench) {
 
 on_both!(twin_echo_kernels_ask_and_answer, gpu_echo_kernels_ask_and_answer, kernels_ask_and_answer);
 
-/// Both kernels are launched again and again on the same queues, more often than their CQs have entries for what a launch of few
-/// messages leaves behind; then the queues are emptied, connected anew and given to new ones.
+/// Both kernels are launched repeatedly on the same queues, more often than their CQs hold entries left by a
+/// short launch. Then the queues are emptied, reconnected and given to new kernels.
 fn kernels_begin_again(bench: &Bench) {
     const COUNT: u32 = 5;
     let ((mut queue, region), (mut asking, its_region)) = (bench.end(), bench.end());
@@ -439,7 +439,7 @@ fn wrong_answers_are_counted(bench: &Bench) {
 
 on_both!(twin_echo_wrong_answers_are_counted, gpu_echo_wrong_answers_are_counted, wrong_answers_are_counted);
 
-/// A peer that takes a question and says nothing; one that answers with fewer bytes; and a question that is called off.
+/// A peer takes a question and does not answer; one answers too few bytes; a question is cancelled.
 fn a_question_without_its_answer_is_named(bench: &Bench) {
     for (answer, expected) in
         [(None, Reason::Deadline), (Some(64), Reason::Invalid), (None, Reason::Cancelled)]

@@ -1,8 +1,8 @@
-/*! Kernels of `generator bench-post-gpu --peer-headers DIR`: the same posts by `doca_gpu_dev_verbs_put` of gpunetio 4.0.0.
+/*! Kernels of `generator bench-post-gpu --peer-headers DIR`: gpunetio 4.0.0's `doca_gpu_dev_verbs_put`.
  *
- * That library's headers are the user's (pip package nvidia-nvshmem-cu13 3.8.0), so that this is compiled only where they are given.
- * Launch as in bench_post.cu. A doorbell is held back by the flag that the library has for it, and rung by the GPU itself.
- * Where nothing completes there is room for all; else the library's own check waits for it.
+ * Compiled only with that library's headers, which the user gives (pip package nvidia-nvshmem-cu13 3.8.0).
+ * Launch as in bench_post.cu. The library's flag holds a doorbell back; the GPU itself rings. Where nothing
+ * completes there is room for all; else the library's own check waits for it.
  */
 #include "bench_run.h"
 
@@ -16,7 +16,7 @@ template <typename T> static __device__ __forceinline__ volatile T *db_peer_vola
 #define DB_PEER_ALONE DOCA_GPUNETIO_VERBS_RESOURCE_SHARING_MODE_EXCLUSIVE
 #define DB_PEER_SHARED DOCA_GPUNETIO_VERBS_RESOURCE_SHARING_MODE_GPU
 #define DB_PEER_HANDLER DOCA_GPUNETIO_VERBS_NIC_HANDLER_GPU_SM_DB
-/* Completions: a CQE for each WQE, in an ordinary CQ; or one CQE that the device overwrites, of the WQEs before a doorbell. */
+/* Completions: a CQE for each WQE in an ordinary CQ, or one CQE, overwritten, for a doorbell's WQEs. */
 #define DB_PEER_CQ DOCA_GPUNETIO_VERBS_CQ_64B
 #define DB_PEER_COLLAPSED DOCA_GPUNETIO_VERBS_CQ_64B_COLLAPSED
 
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void db_peer_warp(const struct db_bench_run *r
     if (threadIdx.x == 0) db_peer_end(run, start);
 }
 
-/* per_ring at once by the library's pieces: blocks for all, each WQE, one mark, one submission. By one thread. */
+/* per_ring at once by the library's pieces: blocks for all, each WQE, one mark, one submission. A thread. */
 extern "C" __global__ void bench_put_pieces(struct db_bench_run run) {
     struct doca_gpu_dev_verbs_qp *qp = db_peer_qp(&run);
     struct doca_gpu_dev_verbs_addr to = {run.remote, db_be32(run.rkey)}, from = {run.local, db_be32(run.lkey)};

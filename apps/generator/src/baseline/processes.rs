@@ -1,4 +1,4 @@
-//! What two pinned processes can do without a NIC: flags, words and copies. `processes.c` says how each is measured.
+//! What two pinned processes do without a NIC: flags, words, copies. How each is measured: `processes.c`.
 //!
 //! Call these from a process with one thread: the second process is a fork.
 

@@ -1,8 +1,8 @@
-//! Time of a post on a GPU: the shim, `doca_gpu_dev_verbs_put` where its headers are given, and the original release's style,
-//! in turn and in one process. No NIC takes part, or a thread plays one: see `generator::kernel::post_bench`.
+//! Time of a post on a GPU, in turn in one process: the shim, `doca_gpu_dev_verbs_put` with its headers, the
+//! original style. No NIC takes part, or threads play one: see `generator::kernel::post_bench`.
 //!
-//! Each row is measured in rounds, theirs, ours early, ours strict, theirs again and so on; the first round is not counted,
-//! and ratios are of medians. Times are the GPU's own.
+//! A row is measured in rounds: theirs, ours early, ours strict, theirs again … The first round is not
+//! counted; ratios are of medians. Times are the GPU's own.
 
 mod report;
 mod table;
@@ -132,7 +132,7 @@ fn measure(
     }))
 }
 
-/// Runs the cases in turn, round after round, the first of which is not counted; nothing when `stop` was set before all were done.
+/// Runs the cases in rounds; the first is not counted. None if `stop` was set before all were done.
 fn in_turn<C, S, const N: usize>(
     cases: [Option<C>; N],
     rounds: u32,
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn sides_take_turns_and_a_row_that_was_interrupted_is_none() {
-        // After so many runs the signal comes; what is left of two rounds of two sides, and one that is absent.
+        // Runs before the signal comes; what is left of two rounds of two sides and an absent one.
         for (comes_after, expected) in [
             (9, Some([vec![2, 4], vec![], vec![3, 5]])),
             (6, Some([vec![2, 4], vec![], vec![3, 5]])),

@@ -70,7 +70,7 @@ impl Machine {
     }
 }
 
-/// A reason with a compiler's log behind it, as one line: what was done, and the first error. JSON has all of it.
+/// A reason with a compiler's log, as one line: what was done and the first error. JSON has all of it.
 fn short(why: &str) -> String {
     let mut lines = why.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or_default();
@@ -89,7 +89,7 @@ pub struct Spread {
     pub max_ns: f64,
     /// Median by events around the launch, which is within.
     pub event_p50_ns: f64,
-    /// Of a steady state: the time for a WQE in which the played NIC had rung WQEs that it had not completed, median.
+    /// Steady state: median time a WQE while the played NIC had rung WQEs that it had not completed.
     pub nic_p50_ns: Option<f64>,
     pub runs: usize,
     /// WQEs of each.

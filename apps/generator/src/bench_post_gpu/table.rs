@@ -1,4 +1,4 @@
-//! The rows of `bench-post-gpu`: what is posted in which way, what it is compared with, and the required ratio.
+//! The rows of `bench-post-gpu`: what is posted, in which way, compared with what, and the required ratio.
 
 use generator::kernel::post_bench::{Case, Floor, Place, Poster, Room, Scope, Sharing};
 use rdma_shim::Order;
@@ -11,8 +11,8 @@ pub const QUICK_POSTS: u32 = 4096;
 /// Posts of a run in a steady state: 68 times the ring.
 const STEADY_POSTS: u32 = 69_632;
 const QUICK_STEADY_POSTS: u32 = 17_408;
-/// WQEs a completion in a steady state, where it is not one a doorbell: a quarter of the ring, and half of it, which is as rare as the
-/// ring allows.
+/// WQEs a completion in a steady state, where it is not one a doorbell: a quarter of the ring, and half of
+/// it. The ring allows none rarer.
 const RARE: [u32; 2] = [256, 512];
 /// The same of shared queues, whose doorbells are the ringer's.
 const SHARED_OFTEN: u32 = 64;
@@ -187,7 +187,7 @@ pub fn rows(quick: bool) -> Vec<Row> {
     rows
 }
 
-/// Our call for a whole doorbell beside the peer's pieces, which are one as well, in the first lap and in the steady state.
+/// Our call for a doorbell against the peer's pieces, also one call: in the first lap and the steady state.
 fn pieces(quick: bool) -> impl Iterator<Item = Row> {
     [16, 64].into_iter().flat_map(move |per_ring| {
         let lap = (Room::FirstLap, if quick { QUICK_POSTS } else { POSTS });
@@ -201,7 +201,7 @@ fn pieces(quick: bool) -> impl Iterator<Item = Row> {
     })
 }
 
-/// Rows with a played NIC: with a completion as often as the put has one a call, then with rare ones; and beside a collapsed CQ.
+/// Rows with a played NIC: completions as often as the put's (one a call); rare ones; a collapsed CQ.
 fn steady(quick: bool) -> impl Iterator<Item = Row> {
     let ways = WAYS.into_iter().filter(|(_, sharing, producers, per_ring, call, _)| match sharing {
         Sharing::Exclusive => *producers == 1 && (*per_ring <= 32 || *call == Call::List),

@@ -1,4 +1,4 @@
-//! The generator's senders (`kernels/generate.cu`): messages of a plan, posted by threads or warps of a machine.
+//! The generator's senders (`kernels/generate.cu`): threads or warps of a machine post a plan's messages.
 
 mod plan;
 
@@ -67,7 +67,7 @@ pub struct Lane {
     pub source_at: usize,
     /// The peer's slots.
     pub target: Remote,
-    /// Offset, in the region of credits, of the word in which the peer counts what it has looked at; `None`: it does not.
+    /// Offset, in the region of credits, of the word in which the peer counts checked messages, if it does.
     pub credit_at: Option<usize>,
     pub share: u64,
 }
@@ -81,11 +81,11 @@ pub struct Sent {
     pub began: Duration,
     /// After the last completion.
     pub ended: Duration,
-    /// Time in batches of posts and nothing else, by the machine's clock, in nanoseconds; of producers that share a queue, which
-    /// post side by side, the mean.
+    /// Time spent in batches of posts alone, in ns by the machine's clock. Producers that share a queue post
+    /// side by side: their mean.
     pub post_ns: f64,
-    /// The last batches' times in nanoseconds, at most 4096 of them; a last batch that is not whole is left out. On a shared
-    /// queue the first producer's, as parts of what all do at that time.
+    /// Times of the last whole batches in ns, at most 4096. On a shared queue: the first producer's, divided
+    /// by the number of producers.
     pub batch_ns: Vec<f64>,
     pub batch_messages: u32,
     pub failure: Option<Failure>,
@@ -155,7 +155,7 @@ impl Generate {
         Ok(Generate { machine: machine.clone(), kernel: Kernel::prepare(machine, source, name)?, style })
     }
 
-    /// An error unless the machine runs so many queue pairs' threads side by side: late ones would begin when others have ended.
+    /// An error if the machine cannot run so many queue pairs' threads at once: some would begin late.
     pub fn check_queues(&self, queues: usize) -> Result<(), KernelError> {
         self.blocks(queues).map(drop)
     }
@@ -165,8 +165,8 @@ impl Generate {
         self.kernel.blocks(queues, each, threads)
     }
 
-    /// Starts sending on all lanes. Errors: numbers that do not fit; queues or regions of another machine; more lanes than
-    /// the machine runs.
+    /// Starts sending on all lanes. Errors: numbers that do not fit; queues or regions of another machine;
+    /// more lanes than the machine runs.
     pub fn start(
         &self,
         plan: &Plan,
@@ -239,8 +239,8 @@ impl Generate {
             _told: [told_plan, told_lanes, share_words],
             _regions: [source, credits],
         };
-        // SAFETY: the kernel takes these three. It stores into the lanes' slots, which lie in the source region, into results,
-        // samples and words of progress, each lane's own, and into its queues; all of it is held, and it looks at `cancel`.
+        // SAFETY: the kernel takes these three. It stores into the lanes' slots (in the source region), each
+        // lane's results, samples and progress words, and its queues. All is held; it looks at `cancel`.
         unsafe { self.kernel.launch([blocks, threads], &arguments, cancel, held) }
     }
 }
@@ -260,7 +260,7 @@ impl Senders {
         self.queues.iter().map(KernelQueue::queue)
     }
 
-    /// The queues, emptied and in RESET, in the order of the lanes: connect them, and give them to a kernel again.
+    /// The queues in lane order, emptied and in RESET: connect them, and give them to a kernel again.
     pub fn into_queues(self) -> Result<Vec<Queue>, KernelError> {
         self.queues.into_iter().map(KernelQueue::into_queue).collect()
     }
@@ -326,8 +326,8 @@ mod tests {
         crate::kernel::KERNELS.find("generate_shared").map(drop).map_err(|error| error.to_string())
     }
 
-    /// The last of two producers comes when the other has posted all, and says how it went: the run began with the other, whose
-    /// clock tells what a tick is.
+    /// The last of two producers finds that the other posted all, and reports. The run began with the other,
+    /// whose clock says how long a tick is.
     #[test]
     fn a_shared_run_begins_with_its_first_producer_whoever_is_through_last() {
         measure::need!(compiler(), cc, "a C++ compiler");
@@ -354,8 +354,8 @@ mod tests {
         assert_eq!((queue.published, queue.rung, queue.reserved), (0, 0, 1 << 63 | 32));
     }
 
-    /// Senders on a ring that a played NIC empties four times: it compares each WQE, and a look takes as many of its completions as
-    /// are there.
+    /// Senders on a ring that a played NIC empties four times. It compares each WQE; a poll takes all of its
+    /// completions that are there.
     #[test]
     fn senders_go_on_by_what_a_played_nic_completes() {
         measure::need!(compiler(), cc, "a C++ compiler");
@@ -454,7 +454,7 @@ mod tests {
         }
     }
 
-    /// One producer of two, after the other is through and `claimed` messages were set out for: what it says, and the queue.
+    /// One producer of two, after the other is done and `claimed` messages were claimed: report and queue.
     fn last_of_two(mut queue: db_shared_sq, claimed: u64) -> (db_generate_result, db_shared_sq) {
         let machine = Machine::twin(Visibility::InOrder);
         let memory = |bytes| machine.host_memory(bytes).unwrap();
@@ -482,7 +482,7 @@ mod tests {
         let arguments = addresses.into_iter().fold(Arguments::new(), Arguments::u64);
         let kernel = Kernel::prepare(&machine, &SHARED, "generate_shared").unwrap();
         let held = (plan, lane, results.clone(), shared.clone(), shown, share_words.clone(), marks);
-        // SAFETY: the kernel takes these three and keeps to what they name, all of which is held; nothing is left to be posted.
+        // SAFETY: the kernel takes these three and keeps to what they name (held); nothing is left to post.
         let running = unsafe { kernel.launch([1, WARP], &arguments, cancel, held) }.unwrap();
         running.end(Duration::from_secs(300)).unwrap();
         (results.get(0).unwrap(), shared.get(0).unwrap())

@@ -1,6 +1,6 @@
-//! The kernels of `kernels/`, each with a safe wrapper that holds everything the kernel touches until it has ended.
+//! The kernels of `kernels/`, each with a safe wrapper that holds all the kernel touches until it has ended.
 //!
-//! The build script compiles them for the host twin; a GPU's compiler takes the same texts when they are first needed.
+//! The build script compiles them for the host twin; a GPU's compiler takes the same texts on first use.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 

@@ -1,4 +1,4 @@
-//! The generator's receiver (`kernels/generate_receive.cu`): a warp of a machine takes what arrives on each queue pair.
+//! The generator's receiver (`kernels/generate_receive.cu`): a warp for each queue pair takes what arrives.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -113,14 +113,14 @@ impl Receive {
         &self.machine
     }
 
-    /// An error unless the machine runs a warp for each of so many queue pairs side by side: a late one posts its receives when
-    /// another has ended.
+    /// An error unless the machine runs a warp for each of so many queue pairs at once: a late one would post
+    /// its receives after another has ended.
     pub fn check_queues(&self, queues: usize) -> Result<(), KernelError> {
         self.kernel.blocks(queues, 1, THREADS).map(drop)
     }
 
-    /// Starts receiving on all lanes, into `region`. Errors: numbers that do not fit; queues or a region of another machine; more
-    /// lanes than the machine runs.
+    /// Starts receiving on all lanes, into `region`. Errors: numbers that do not fit; queues or a region of
+    /// another machine; more lanes than the machine runs.
     pub fn start(
         &self,
         plan: &Plan,
@@ -166,8 +166,8 @@ impl Receive {
             .u64(results.kernel_address());
         let (_told, _scratch, _region) = ([told_plan, told_lanes], scratch, region);
         let held = Receivers { queues, results, words, _told, _scratch, _region };
-        // SAFETY: the kernel takes these three. It reads the lanes' slots, which lie in the region, and stores into results, words
-        // and scratch, each lane's own, and into its queues; all of it is held, and it looks at `cancel`.
+        // SAFETY: the kernel takes these three. It reads the lanes' slots, in the region, and stores into
+        // each lane's results, words and scratch and its queues; all of it is held, and it looks at `cancel`.
         unsafe { self.kernel.launch([blocks, THREADS], &arguments, cancel, held) }
     }
 }
@@ -182,8 +182,8 @@ impl Plan {
         if good { Ok(()) } else { Err(KernelError::Refused(format!("{self:?} cannot be received"))) }
     }
 
-    /// An error unless the queue holds the receives and, after an error, a flush for each; and credits under way. Receives and
-    /// sends are polled each by themselves.
+    /// An error unless the queue holds the receives, credits in flight and, after an error, a flush for each.
+    /// Receives and sends have a CQ each.
     fn fits_receiver(&self, queue: &str, room: &Room) -> Result<(), KernelError> {
         if room.one_cq {
             return Err(KernelError::Refused(format!(

@@ -1,6 +1,6 @@
 //! What the receiver says of every state that slots and completions can be in.
 //!
-//! Slots are filled by hand, as no sender of ours would leave them; nothing is sent. The device is needed for the region alone.
+//! Slots are filled by hand, as no sender would leave them. Nothing is sent; the device gives the region.
 
 use measure::need;
 use verbs::Context;
@@ -36,7 +36,7 @@ fn region(context: &Context) -> (Pd, Mr<Pages>) {
     (pd, region)
 }
 
-/// Lays the body of `message` into a slot, and the sequence word `number` (counted from 0; `None`: never written).
+/// Writes `message`'s body into a slot, and sequence word `number` (counted from 0; `None`: never written).
 fn lay(lane: &Lane<'_>, slot: u64, message: u64, number: Option<u64>) {
     let mut body = vec![0; lane.plan.body_bytes()];
     fill_body(lane.plan.source_slot(message), &mut body);

@@ -1,7 +1,7 @@
-//! Messages that are torn or missing: a sender and a receiver that speak the protocol, and do not do what they say.
+//! Torn or missing messages: a sender and a receiver that speak the protocol but do not do what they say.
 //!
-//! The liar is this test itself, with queue pairs of its own; the other end is the generator, which must find it out, say so
-//! in its counts, and end with 1.
+//! The liar is this test, with its own queue pairs. The other end is the generator: it must find the lie,
+//! report it in its counts, and end with 1.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -103,8 +103,8 @@ fn receiver_of(
     (ended.code, ended.line().clone(), told)
 }
 
-/// A liar that sends: message by message what it makes of it (`None`: nothing), then that all ten have completed.
-/// Gives what the receiver told it.
+/// A lying sender: changes each message by `lie` (`None`: not sent), then claims that all ten completed.
+/// Returns what the receiver told it.
 fn liar(address: &str, verify: &str, warm_up: bool, lie: impl Fn(u64, Vec<u8>) -> Option<Vec<u8>>) -> Value {
     let mut session = Session::connect(address, wait()).unwrap();
     let plan = json!({

@@ -115,7 +115,7 @@ fn a_kernel_that_receives_refuses_what_it_cannot_and_outlives_no_sender() {
     assert!(ended.line()["error"].as_str().is_some_and(|error| error.contains("gone")), "{ended:?}");
 }
 
-/// Stores that become visible late and in another order: what the fences of a doorbell are for, the payload's among them.
+/// Stores that become visible late and reordered, the payload's too: what a doorbell's fences are for.
 #[test]
 fn the_twins_kernels_send_what_arrives_under_weak_memory_too() {
     need!(device(), nic, "an RDMA device");
@@ -228,7 +228,7 @@ fn takes(memory: &str) -> Result<(), String> {
     if said.contains("is a receiver listening there?") { Ok(()) } else { Err(said) }
 }
 
-/// Messages from and to a GPU's memory, by kernels of two processes that take turns of milliseconds on one GPU: few of them.
+/// Messages from and to GPU memory; kernels of two processes take turns of ms on one GPU: only a few.
 const FEW: [(&str, u64); 4] = [
     ("--op send --verify all", 97),
     ("--op write-imm --verify all --payload 4097", 97),

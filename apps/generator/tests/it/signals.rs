@@ -7,7 +7,7 @@ use measure::need;
 
 use crate::ends::{Ended, Generator, device};
 
-/// Bound on the time from the signal to the end of both processes. A sender that waits for its peer takes 30 s.
+/// Bound on the time from the signal to the end of both processes. A sender waits 30 s for its peer.
 const SOON: Duration = Duration::from_secs(10);
 
 /// In which a sender sends on a quiet machine.
@@ -114,7 +114,7 @@ fn a_killed_peer_is_noticed() {
 #[test]
 fn a_receiver_that_gets_no_core_for_six_seconds_is_waited_for() {
     need!(device(), nic, "an RDMA device");
-    // There one process of a host takes the packets of all others from UDP port 4791; stopped, it would stop the tests beside.
+    // There one process takes the host's packets from UDP port 4791; stopped, it would stop other tests.
     let on_wire = std::env::var("SOFTNIC_CONFIG").is_ok_and(|config| config.contains("path = \"wire\""));
     need!(!on_wire, own_port, "a NIC that hears its packets by itself");
     let (mut receiver, address) = Generator::receiver(&[]);

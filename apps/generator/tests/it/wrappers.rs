@@ -1,5 +1,5 @@
-//! The generator's kernels by their safe wrappers: what these refuse, how senders end, and queues that come back. Each on the host
-//! twin, and on a GPU where there is one. Messages of all kinds are apps/generator's to test.
+//! The safe wrappers of the generator's kernels: refusals, how senders end, and queues that come back. Each
+//! on the host twin, and on a GPU where there is one. Other tests send messages of all kinds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,7 +83,7 @@ fn refusal<T>(what: &str, refused: Result<T, KernelError>) -> String {
     }
 }
 
-/// Each wrapper with one thing of another machine, whose addresses mean nothing to its kernel, or something else.
+/// Each wrapper with one thing of another machine, whose addresses are invalid or wrong for its kernel.
 fn refuse_what_another_machine_has(ours: &Bench, theirs: &Bench) {
     let generate = Generate::prepare(&ours.machine, Style::Thread).unwrap();
     let takes = Receive::prepare(&ours.machine).unwrap();
@@ -142,9 +142,9 @@ fn gpu_kernels_refuse_queues_and_regions_of_another_machine() {
     }
 }
 
-/// Rows: what asks for more than queue or machine have, and words of the refusal. What would go wrong: posters of a shared queue write over
-/// WQEs that the device has not read, a CQ is overrun by flushes, two SENDs are received into one slot, completions of receives are
-/// taken for those of credits, a block comes when others have ended.
+/// Rows: what asks for more than queue or machine have, and words of the refusal. Otherwise posters of a
+/// shared queue overwrite unread WQEs, or flushes overrun a CQ. Two SENDs would share a slot, receives'
+/// completions count as credits', and a block start after others ended.
 fn refuse_more_than_there_is(bench: &Bench) {
     let region = region(bench);
     let start = |style, plan: Plan| {
@@ -198,7 +198,7 @@ struct Target {
 }
 
 impl Target {
-    /// With what sends to it, connected: a ring of 64 blocks, which holds the window, and a CQ of 128 entries.
+    /// With a connected sender's queue: a ring of 64 blocks, which holds the window, and a CQ of 128 entries.
     fn new(bench: &Bench) -> (Queue, Target) {
         let queue = queue_of(bench, &Bench::builder().send_requests(16), 127);
         let cq = bench.cq();
@@ -257,8 +257,8 @@ impl Sender {
     }
 }
 
-/// A queue that failed, and one on which all went well, are emptied and connected again, and the next launch sends as the first did:
-/// nothing of an earlier life is taken for its own.
+/// A queue that failed and one that did not are emptied and connected again. The next launch sends as the
+/// first did, and takes nothing of an earlier life for its own.
 fn queues_come_back(bench: &Bench) {
     const SHARE: u64 = 200;
     for style in STYLES {
@@ -298,7 +298,7 @@ on_both!(
     queues_come_back
 );
 
-/// A receiver's queue comes back too: receives that no message took are forgotten, and the next launch posts its own.
+/// A receiver's queue comes back: unused receives are forgotten, and the next launch posts its own.
 fn receivers_come_back(bench: &Bench) {
     const MESSAGES: usize = 20;
     let (takes, region) = (Receive::prepare(&bench.machine).unwrap(), region(bench));

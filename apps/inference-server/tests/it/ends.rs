@@ -112,7 +112,7 @@ fn when_a_model_s_kernel_fails_the_server_ends_and_each_request_is_answered_or_l
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
     let expected = Expected::of_twin(SMALL, 3);
     for mode in ["gpu-graph", "gpu-while", "gpu-cpu", "cpu-gpu"] {
-        // Blocks of the model's kernels have more lanes than the others', and its first run is the first request's.
+        // Blocks of the model's kernels have more lanes than others; its first run is the first request's.
         let options = ["--machine", "twin", "--mode", mode, "--warmup", "0"];
         let (mut server, address) = server_in(Some(("DOORBELL_TWIN_LANES", "64")), SMALL, &options);
         let mut clients: Vec<_> = (0..3).map(|_| Client::usual(&nic, &address, SMALL, 4)).collect();

@@ -104,7 +104,7 @@ fn answers_among(nic: &Nic, address: &str, others: usize, inputs: &Expected, cou
     answers
 }
 
-/// In every mode, whatever the GPU's order of adding is: a client's answers alone are those among 16 clients, to the bit.
+/// In every mode, whatever the GPU's order of adding: answers alone and among 16 clients agree to the bit.
 fn load_changes_no_bit(machine: &[&str], inputs: &Expected) {
     const FAIR: &[&str] = &["cpu-cpu-shim", "--engine", "gpu", "--baseline", "fair"];
     let nic = device().unwrap();
@@ -198,7 +198,7 @@ fn a_client_that_errs_ends_alone_and_its_queue_serves_the_next() {
     assert_eq!((&totals(&lines)["clients"], &totals(&lines)["failed"]), (&4.into(), &3.into()), "{lines:?}");
 }
 
-/// Voluntary context switches of a process's threads so far, by their names; without the NIC's, and the twin's, which stand for a GPU.
+/// Voluntary context switches of a process's threads by name, without the NIC's and the twin's (a GPU's).
 fn switches(process: u32) -> BTreeMap<(u32, String), u64> {
     let mut all = BTreeMap::new();
     for task in std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten() {
@@ -244,7 +244,7 @@ fn release_m13_no_thread_of_a_server_of_kernels_wakes_while_it_serves() {
     need!(device(), nic, "an RDMA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
     let more = switches_while_it_serves(&["--machine", "twin"], &Expected::of_twin(SMALL, 2));
-    // The release's thread looks once a second. One that begins to sleep in these two seconds is counted once.
+    // The release's thread looks once a second; one that falls asleep in these two seconds counts once.
     assert!(more.iter().all(|(_, count)| *count <= 1), "in two seconds: {more:?}");
 }
 

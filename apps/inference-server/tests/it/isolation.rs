@@ -22,7 +22,7 @@ fn a_key_opens_its_client_s_own_slots_alone() {
         let mut good = Client::usual(&nic, &address, SMALL, 4);
         let victim = Rogue::new(&nic, &address, 4, Arrival::Flag);
         let foreign = victim.remote;
-        // Of slots and of flags: another's key, and bytes around its own. Each try costs the client its queue pair.
+        // Slots and flags: another's key, and bytes around one's own. A try costs the queue pair.
         for (region, bytes) in [4 * geometry(SMALL).server_stride() as u64, 4 * 8].into_iter().enumerate() {
             for place in ["inside", "another's", "before", "behind", "far"] {
                 let mut rogue = Rogue::new(&nic, &address, 4, Arrival::Flag);
@@ -155,7 +155,7 @@ fn what_a_client_left_in_its_slots_is_no_request_of_the_next_one() {
                 rogue.foretell();
                 rogue.close(&mut server);
             } else {
-                // Where kernels wait, sequences begin anew: the flags of these requests are what the next ones have.
+                // Where kernels wait, sequences restart: these requests' flags are what the next ones have.
                 let mut rogue = Rogue::new(&nic, &address, 4, *arrival);
                 for place in 0..4 {
                     rogue.receive();

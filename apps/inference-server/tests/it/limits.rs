@@ -9,7 +9,7 @@ use slots::Status;
 use crate::rogue::Rogue;
 use crate::served::*;
 
-/// Has the server busy with another client's requests, so that those of `then` wait together; at the end that client has its answers.
+/// Runs `then` while the server is busy with `busy`'s requests, so that its own wait together; drains `busy`.
 fn while_busy<T>(busy: &mut Client, expected: &Expected, then: impl FnOnce() -> T) -> T {
     while busy.ask(expected) {}
     let found = then();
@@ -52,7 +52,7 @@ fn a_client_s_requests_are_served_in_the_order_that_was_asked_for() {
             })
         };
         if order == "arrival" {
-            // Whenever each of them is taken. A walk gives this order too where the first one is taken before the others have arrived.
+            // Whenever each is taken. A walk gives this order too if it takes the first before others arrive.
             (0..10).for_each(|_| assert_eq!(once(), wanted, "{options:?} {order}"));
         } else {
             // The first of them may be taken before the others have arrived: then once more.

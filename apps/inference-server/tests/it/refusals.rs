@@ -83,7 +83,7 @@ fn a_number_that_is_outstanding_is_refused() {
         let arrival = arrivals[0];
         let mut busy = Client::by(&nic, &address, 4, arrival);
         let mut rogue = Rogue::new(&nic, &address, 2, arrival);
-        // Both arrive while another's request is computed, unless the server looks just between them: then once more.
+        // Both arrive while another's request is computed, unless the server polls between them: then retry.
         let mut once = || {
             while busy.ask(&expected) {}
             (0..2).for_each(|_| rogue.receive());

@@ -186,7 +186,7 @@ impl Rogue {
         }
     }
 
-    /// Writes the first half of a request. [`Self::finish`] has the rest, from the number of bytes on that this returns.
+    /// Writes the first half of a request; returns its length. [`Self::finish`] writes the rest from there.
     pub fn begin(&mut self, place: usize) -> (usize, SendRequestParts) {
         let (parts, half) = (self.prepare(place, |_| {}), self.geometry.request.bytes() / 2);
         self.post(SendOperation::Write(parts.target), parts.start..parts.start + half);

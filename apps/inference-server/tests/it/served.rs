@@ -27,8 +27,8 @@ pub const OTHER: &str = "other";
 /// A model that takes milliseconds.
 pub const SLOW: &str = "squeezenet-1.1";
 const ALL: &[Arrival] = &[Arrival::Flag, Arrival::Tail, Arrival::Completion];
-/// Ways to serve a model by our own kernels on the twin, so that the bits are the same: options, and how requests may arrive. Where
-/// kernels wait, those of a model wait for one kind. `gpu-while` has the kernels of `gpu-graph`, and on the twin the same launches.
+/// Ways to serve a model by our own kernels on the twin (same bits): options, and possible arrivals, one
+/// where a model's kernels wait. `gpu-while` has `gpu-graph`'s kernels and, on the twin, its launches.
 pub const WAYS: [(&[&str], &[Arrival]); 7] = [
     (&["--engine", "twin"], ALL),
     (&["--machine", "twin", "--mode", "cpu-gpu"], ALL),
@@ -39,7 +39,7 @@ pub const WAYS: [(&[&str], &[Arrival]); 7] = [
     (&["--machine", "twin", "--mode", "gpu-cpu", "--arrival", "completion"], &[Arrival::Completion]),
 ];
 
-/// The first way in which the processor waits, and the first one in which kernels do: requests arrive by flags.
+/// The first way in which the CPU waits, and the first in which kernels do; requests arrive by flags.
 pub const BOTH: [&[&str]; 2] = [WAYS[0].0, WAYS[2].0];
 
 /// Those by which requests may arrive so.
@@ -47,7 +47,7 @@ pub fn ways(arrival: Arrival) -> impl Iterator<Item = &'static [&'static str]> {
     WAYS.iter().filter(move |(_, arrivals)| arrivals.contains(&arrival)).map(|(options, _)| *options)
 }
 
-/// Between two looks: a wait leaves the cores to the programs under test. The twin takes some 10 ms for an answer.
+/// Between two polls: a wait leaves the cores to the tested programs. The twin answers in some 10 ms.
 pub const PAUSE: Duration = Duration::from_micros(500);
 /// Longest wait for anything.
 pub const PATIENCE: Duration = Duration::from_secs(120);

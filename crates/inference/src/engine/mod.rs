@@ -70,8 +70,8 @@ pub enum EngineError {
     /// A GPU or its driver refused something.
     #[error("{}{}", .0, what_helps(.0))]
     Gpu(::gpu::Error),
-    /// A library's kernel failed on the GPU or does not end, and no kernel of this process can run any more. `is_noted`: a file
-    /// says so, and a second one leaves it out.
+    /// A library's kernel failed on the GPU or does not end; this process can run no kernel any more.
+    /// `is_noted`: a file says so, and a second one leaves it out.
     #[error("step {step}: {by}, which was tried for it: {why}")]
     Tried { step: String, by: String, why: Box<::gpu::Error>, is_noted: bool },
     /// A GPU has no room for a part of a model.

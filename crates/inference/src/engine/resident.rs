@@ -1,7 +1,7 @@
-//! A plan as the steps of one kernel that stays on the GPU (`kernels/resident.cu`), and that kernel on the host twin.
+//! A plan as the steps of one resident kernel (`kernels/resident.cu`), and that kernel on the host twin.
 //!
-//! A resident kernel of another crate calls `db_model` with the address of the steps ([`gpu::ResidentModel`]). Requests and answers may
-//! lie in slots: the first step reads and the last one writes the slot that the grid names, so that nothing is copied ([`SlotTensors`]).
+//! A resident kernel of another crate calls `db_model` with the steps' address ([`gpu::ResidentModel`]). With
+//! requests and answers in slots ([`SlotTensors`]) the first step reads the grid's, the last writes it.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ pub fn units() -> [gpu::Unit; 1] {
         .header("tensor_cores.h", include_str!("../../kernels/tensor_cores.h"))]
 }
 
-/// `struct steps`: the launches of a plan. `place`: `struct slot` of an input or output; of another argument its address comes first.
+/// `struct steps`: a plan's launches. `place`: `struct slot` of in- and outputs; of others the address first.
 pub(super) fn table<E>(
     launches: &[Launch],
     mut place: impl FnMut(&Argument) -> Result<[u64; 4], E>,
@@ -120,8 +120,8 @@ pub struct TwinResident {
 }
 
 impl TwinResident {
-    /// A plan's steps with memory of their own; `slots`: where inputs and outputs lie if not there. Errors: the plan's; slots of other
-    /// lengths; no C++ compiler was there when this crate was built.
+    /// A plan's steps with memory of their own; `slots`: where inputs and outputs lie if not there. Errors:
+    /// the plan's; slots of other lengths; no C++ compiler when this crate was built.
     pub fn new(plan: Plan, slots: Option<&SlotTensors>, blocks: u32) -> Result<TwinResident, EngineError> {
         let find = |name| KERNELS.find(name).map_err(|source| twin_error(&plan, source));
         let (kernel, model) = (find("resident")?, find("db_model")?);
@@ -151,7 +151,7 @@ impl TwinResident {
             .push(1_u64);
         let shape =
             Shape { cooperative: true, visibility: Visibility::InOrder, ..Shape::new(self.blocks, THREADS) };
-        // SAFETY: the steps lead to the plan's memory, as for `Twin::launch`; all of it and the words live until the kernel has ended.
+        // SAFETY: steps lead to the plan's memory, as in `Twin::launch`; it and the words outlive the kernel.
         let ran = unsafe { host_twin::run(self.kernel, &shape, arguments) };
         ran.map_err(|source| twin_error(self.twin.plan(), source))?;
         late(self.twin.plan(), words[1])
@@ -231,8 +231,8 @@ mod tests {
         }
         let [_, plan] = plans;
         let wanted = alone(&plan);
-        // Without the barrier the first block computes its share of all steps while a thread begins with the others. There are more
-        // blocks than the twin has threads.
+        // Without the barrier the first block computes its share of all steps while a thread begins the
+        // others. There are more blocks than the twin has threads.
         let kernel = PLANTED.find("resident+DB_DEFECT_NO_GRID_BARRIER").unwrap();
         let mut planted = TwinResident { kernel, ..TwinResident::new(plan, None, 20).unwrap() };
         assert!(bits(&planted.run(&[&input]).unwrap()) != wanted, "the defect is not seen");

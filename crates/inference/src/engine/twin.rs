@@ -232,7 +232,7 @@ mod tests {
         measure::need!(crate::engine::has_twin(), "a C++ compiler");
         let small = Architecture::SuperResolution { factor: 3, height: 8, width: 6 };
         for (precision, tolerance) in [(Precision::Single, 1e-5), (Precision::Half, 2e-3)] {
-            // Windows of 5x5 and 3x3 with pads, one with strides; one of 3x3 with a stride, of three channels.
+            // Windows of 5x5 and 3x3 with pads, one with strides; a 3x3 one with a stride, of three channels.
             // In half precision the first one of either reads a slot. That of MobileNet is then one of 1x1.
             let of_small = if precision == Precision::Half { 3 } else { 4 };
             let mobilenet = Architecture::MobileNetV3Small.build(1);

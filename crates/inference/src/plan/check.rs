@@ -5,9 +5,9 @@ use crate::graph::{Op, Shape};
 use crate::shape;
 
 impl Plan {
-    /// Whether every launch keeps to the arena, the constants and the slots. Engines ask before they launch
-    /// anything: that their kernels touch no other memory rests on it. A plan that [`Plan::in_format`] made passes; its fields may have
-    /// been changed since.
+    /// Whether every launch keeps to the arena, the constants and the slots. Engines check it before
+    /// launching: that kernels touch no other memory rests on it. A plan of [`Plan::in_format`] passes,
+    /// unless its fields were changed.
     pub fn check(&self) -> Result<(), PlanError> {
         for step in &self.steps {
             check_step(self, step)

@@ -1,5 +1,5 @@
-//! The end of a block that squeezes and excites (Hu et al., «Squeeze-and-Excitation Networks», 2018): a convolution of images of one
-//! pixel, its activation, and the images times what comes of it become one operator.
+//! The end of a squeeze-and-excite block (Hu et al., «Squeeze-and-Excitation Networks», 2018): a convolution
+//! of one-pixel images, its activation, and the images times its result become one operator.
 //!
 //! Each of the three takes a GPU longer to launch than to compute.
 

@@ -1,5 +1,5 @@
-//! Which operators one kernel computes: a convolution with the sum and the activation behind it, and the load of the model's input
-//! with the convolution that reads it.
+//! Which operators one kernel computes: a convolution with the sum and activation after it, and the load of
+//! the model's input with the convolution that reads it.
 
 use super::fold::uses;
 use super::{Format, Precision};
@@ -25,8 +25,8 @@ pub struct Fused {
 /// Terms of a sum that a block of `conv_load_half` adds at most: HALF_DEPTH of `kernels/tensor_cores.h`.
 pub const TERMS: usize = 32;
 
-/// Whether a kernel computes this operator of an input of the model where that lies in its slot: a convolution in half precision whose
-/// sums have few terms. Libraries compute one of so few channels as if there were eight.
+/// Whether a kernel computes this operator of a model's input in its slot: a half-precision convolution with
+/// sums of few terms. Libraries compute one of so few channels as if there were eight.
 pub fn reads_slot(format: Format, op: &Op, from: &Shape) -> bool {
     let Op::Conv { window, groups: 1 } = op else { return false };
     let terms = from.parts()[1] * window.kernel[0] * window.kernel[1];

@@ -70,7 +70,7 @@ pub struct Step {
     pub reads: Vec<Source>,
     /// The shape of what it reads first.
     pub from: Shape,
-    /// The shape of what a sum or product reads second; of an [`Op::Excite`], that of the images of one pixel.
+    /// Shape of a sum's or product's second operand; of an [`Op::Excite`], that of the one-pixel images.
     pub second: Option<Shape>,
     /// Where it writes; a [`Task::Store`] writes to its slot.
     pub write: Option<Place>,

@@ -1,4 +1,4 @@
-//! Damaged files: bytes of every operator's files and of a small model are changed and cut, and nothing panics.
+//! Damaged files: changed and cut bytes of every operator's files and a small model; nothing panics.
 
 use std::collections::BTreeSet;
 
@@ -12,11 +12,11 @@ use crate::files::File;
 use crate::models::FEW_PIXELS;
 use crate::operators::files_of_every_operator;
 
-/// Mutants of each file of an operator beside one for each byte of its nodes, those of the model, and cuts of each file.
+/// Mutants of an operator's file besides one for each byte of its nodes; those of the model; cuts of a file.
 const MUTANTS: usize = 10;
 const OF_MODEL: usize = 200;
 const CUTS: usize = 10;
-/// Bytes at a model's begin, where its nodes stand, and at its end, where its inputs and outputs do. Weights lie between.
+/// Bytes of a model at its begin (its nodes) and at its end (inputs and outputs). Weights lie between.
 const NODES: usize = 2000;
 const ENDS: usize = 300;
 

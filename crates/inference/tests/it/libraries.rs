@@ -1,5 +1,5 @@
-//! Steps by cuDNN and cuBLASLt on a GPU: every model layer by layer against ONNX Runtime, by the host, by itself, and what was
-//! timed for each step. A test is one model with one batch, so that a run can name it; its formats share the reference.
+//! Steps by cuDNN and cuBLASLt on a GPU: every model by layers against ONNX Runtime, launched by the host or
+//! itself; each step's timed ways. A test is a model and batch: a run can name it; formats share references.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -315,7 +315,7 @@ fn batch_in(formats: &[Format], name: &str, architecture: Architecture, batch: u
     none(&problems);
 }
 
-/// What the tests on a GPU assert of every step, where there is none: a plan in each format has a reference for all steps but its loads.
+/// A check without a GPU of what its tests assert: in each format all steps but loads have a reference.
 #[test]
 fn every_step_but_a_load_has_a_reference_in_each_format() {
     let runtime = need!(Runtime::load(None), reference, "ONNX Runtime");
@@ -508,9 +508,9 @@ fn gpu_resnet50_by_libraries_at_batch_32() {
     batch_of("resnet50", Architecture::ResNet50, 32);
 }
 
-// 32 images of 640 × 480 pixels. A layer of 64 channels has 2.5 GB in single precision, the arena 5 GB, and the GPU holds four of it
-// while ways are compared: 20 GB. All values of the reference are 13 GB (×4: 14 GB), which ONNX Runtime and the test hold once each.
-// Each precision is a process of its own by its name: all of them in one would come near the deadline of five minutes.
+// 32 images of 640 × 480 pixels. In single precision a layer of 64 channels has 2.5 GB, the arena 5 GB, and
+// the GPU holds four arenas while comparing ways: 20 GB. All reference values are 13 GB (×4: 14 GB), once in
+// ONNX Runtime and once in the test. A process runs one precision: all would near the five-minute deadline.
 
 #[test]
 fn gpu_super_resolution_1_at_batch_32_in_single_precision_by_libraries() {

@@ -32,8 +32,8 @@ const MODELS: [(&str, Architecture); 6] = [
     ("mobilenet-v3-small", Architecture::MobileNetV3Small),
 ];
 
-/// How values lie on any engine, with the endings of the plan's snapshot: the first whose file is there is its own, or that of the
-/// format whose plan is the same.
+/// Formats of values on any engine, with the endings of the plan's snapshot. The first whose file exists is
+/// its own, or that of the format with the same plan.
 const KEPT: [(Precision, Layout, &[&str]); 5] = [
     (Precision::Single, Layout::ChannelsFirst, &[""]),
     (Precision::Tf32, Layout::ChannelsFirst, &["-tf32-first", ""]),

@@ -1,4 +1,4 @@
-//! A weight tensor that is changed by 5 % of its norm, one at a time: the comparison of its step with ONNX Runtime sees it.
+//! One weight tensor at a time, changed by 5 % of its norm: its step's comparison with ONNX Runtime shows it.
 
 use ::gpu::{Gpu, Toolkit};
 use inference::engine::gpu::{Instance, Libraries, Loaded, start_again};
@@ -17,7 +17,7 @@ use crate::operators::compiler;
 /// Share of a tensor's norm by which it is changed.
 const SHARE: f64 = 0.05;
 
-/// An engine with a plan and inputs: runs the step of a number, after those before it, and says what it wrote.
+/// An engine with a plan and inputs: runs the step of a number after those before it; returns its output.
 type Steps = Box<dyn FnMut(usize) -> Vec<f32>>;
 
 /// The steps with weights of their own, and the numbers of these.
@@ -29,8 +29,8 @@ fn layers(plan: &Plan) -> Vec<(usize, usize)> {
     plan.steps.iter().enumerate().filter_map(weights).collect()
 }
 
-/// Changes one tensor after the other. The changed step must be ten tolerances away from the reference at least, and each step before
-/// it within one.
+/// Changes one tensor after the other. The changed step must be at least ten tolerances away from the
+/// reference, and each step before it within one.
 fn every_change_is_seen(
     model: &Referenced,
     chosen: &[(usize, usize)],
@@ -107,7 +107,7 @@ fn gpu_super_resolution_3_by_libraries_with_changed_weights_of_each_layer_is_see
     all_of("super-resolution-3", SUPER_RESOLUTION_3, 4);
 }
 
-// A process of its own each: libraries may lose the context of one, and one that loads a model fifty times takes its time
+// A process each: libraries may lose its context, and loading a model fifty times takes long
 // (`xtask/src/test/gpu/programs.rs` has the rule).
 
 #[test]

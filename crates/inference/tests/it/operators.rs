@@ -79,13 +79,13 @@ fn convolutions() -> Vec<Case> {
         (6, 6, 6, [3, 2], [2, 1], [2, 0, 1, 3], [2, 3], [9, 8]),
         (8, 12, 4, [2, 3], [1, 2], [0, 3, 2, 1], [3, 2], [8, 9]),
         (8, 8, 8, [5, 5], [1, 1], [2, 2, 2, 2], [1, 1], [6, 12]),
-        // More channels than a block of `depthwise` has threads; windows that it has not; several outputs a group.
+        // More channels than a block of `depthwise` has threads; windows it lacks; several outputs a group.
         (72, 72, 72, [3, 3], [1, 1], [1, 1, 1, 1], [1, 1], [5, 9]),
         (130, 130, 130, [5, 5], [2, 1], [2, 1, 1, 3], [1, 2], [7, 11]),
         (4, 4, 4, [3, 5], [1, 1], [1, 2, 1, 2], [1, 1], [6, 7]),
         (4, 8, 4, [3, 3], [1, 1], [1, 1, 1, 1], [2, 1], [6, 7]),
         (3, 2, 1, [7, 7], [3, 3], [3, 3, 3, 3], [1, 1], [4, 4]),
-        // Single pixels: one, two, four and eight warps a sum; channels that are no multiple of four; strides and pads.
+        // Single pixels: one, two, four, eight warps a sum; channels no multiple of four; strides, pads.
         (8, 37, 1, [1, 1], [1, 1], [0, 0, 0, 0], [1, 1], [5, 7]),
         (132, 10, 1, [1, 1], [1, 1], [0, 0, 0, 0], [1, 1], [3, 3]),
         (288, 33, 1, [1, 1], [1, 1], [0, 0, 0, 0], [1, 1], [2, 5]),
@@ -114,7 +114,7 @@ fn convolutions() -> Vec<Case> {
     cases
 }
 
-/// A pool of 12x10 pixels with these attributes more; with a dilation a file of the operator set that knows it.
+/// A pool of 12x10 pixels with these attributes too; with a dilation, of the operator set that has it.
 fn pool(
     op: &str,
     mut attributes: Vec<Attribute>,
@@ -305,8 +305,8 @@ fn places() -> Vec<Case> {
     let squeeze =
         squeeze.node("GlobalAveragePool", &["x"], "m", &[]).node("Conv", &["m", "w", "b"], "c", &[]);
     let squeeze = squeeze.node("HardSigmoid", &["c"], "y", &[]);
-    // What a block that squeezes multiplies by is computed where it multiplies, whichever factor stands first: of more channels and pixels
-    // than a block of the kernel has. Where another operator reads it, it is written.
+    // A squeeze block's factor is computed where it multiplies, whichever factor comes first: of more
+    // channels and pixels than a block of the kernel has. Where another operator reads it, it is written.
     let excited = |factors: [&str; 2], function| {
         let file = File::new(&[1, 35, 9, 8]).weights("w", &[35, 7, 1, 1]).weights("b", &[35]);
         let file = file.weights("v", &[7, 35, 1, 1]).node("GlobalAveragePool", &["x"], "m", &[]);

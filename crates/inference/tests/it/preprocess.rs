@@ -23,7 +23,7 @@ fn preprocessing(resize: Resize, crop: [usize; 2], channels: Channels, layout: L
 /// A way to make an input: `None` for an image that is refused.
 type Way<'a> = &'a dyn Fn(&Preprocess, &Image, [u32; 2]) -> Option<Vec<f32>>;
 
-/// Images of many sizes, each in every way that a manifest may ask for: what the CPU's function makes, and refuses.
+/// Images of many sizes, each in every way of a manifest: the CPU function's results and refusals.
 fn compare(way: Way<'_>) {
     let (mut compared, mut refused, mut worst) = (0, 0, 0.0_f32);
     // The last one is too long when its shorter edge has 64 pixels.

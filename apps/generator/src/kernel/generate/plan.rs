@@ -1,4 +1,4 @@
-//! The plan of the generator's senders: posting threads, messages, and the numbers that their kernels rely on.
+//! The plan of the generator's senders: posting threads, messages, and the numbers that kernels rely on.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ c_structs! {
 const MOST_BYTES: u64 = (1 << 31) - 1;
 /// Lanes of a warp.
 pub(super) const WARP: u32 = 32;
-/// Warps on one queue at most. Whether the machine runs those of all queues side by side is looked at before a launch.
+/// Warps on one queue at most. A launch first checks that the machine runs those of all queues side by side.
 pub const MAX_PRODUCERS: u32 = 128;
 
 /// The threads that post on a queue pair.
@@ -88,7 +88,7 @@ impl Operation {
     }
 }
 
-/// What is sent on each queue pair, and how it is received. Slots hold a message at their end, and are used in turn.
+/// What each queue pair sends, and how it is received. A slot holds its message at the end; slots take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     pub operation: Operation,
@@ -149,14 +149,14 @@ impl Plan {
                     cycles.iter().all(|&slots| slots >= WARP) && self.doorbell_batch.is_multiple_of(WARP)
                 }
             }
-            // A poster may have to wait for the last completion and needs room for a warp's messages behind it.
+            // A poster may have to wait for the last completion, and needs room for a warp's messages then.
             && (!matches!(style, Style::Shared(_))
                 || !self.inline && self.window >= 2 * WARP && (1..=MAX_PRODUCERS).contains(&style.shape()[0]));
         if good { Ok(()) } else { Err(KernelError::Refused(format!("{self:?} cannot be sent by {style:?}"))) }
     }
 
-    /// An error unless the queue holds a window's WQEs and, after an error, a flush for each of them. Posters of a shared queue wait for
-    /// room of the ring by the window alone: were it longer, WQEs would be written over others that the device has not read.
+    /// An error unless the queue holds a window's WQEs and, after an error, a flush for each. Only the window
+    /// makes posters of a shared queue wait for room: a longer one would overwrite unread WQEs.
     pub(super) fn fits(&self, queue: &str, room: &Room) -> Result<(), KernelError> {
         let remote = if self.operation == Operation::Send { 0 } else { 16 };
         // Length, and what is padded to 16 bytes; or one data segment.

@@ -8,8 +8,8 @@ use serde::Serialize;
 
 /// Lanes of a warp.
 const WARP: u32 = 32;
-/// Blocks of all rings together, of one at most (`DB_MAX_BLOCKS`), and of one that the shim shares (`DB_SHARED_MAX_BLOCKS`). The
-/// peer's shared ring is as long as the shim's.
+/// Blocks of all rings together, of one (`DB_MAX_BLOCKS`), and of one that the shim shares
+/// (`DB_SHARED_MAX_BLOCKS`), at most. The peer's shared ring is as long as the shim's.
 pub(super) const ALL_BLOCKS: u32 = 1 << 18;
 pub(super) const MOST_BLOCKS: u32 = 1 << 15;
 const MOST_SHARED_BLOCKS: u32 = 1 << 14;
@@ -32,10 +32,10 @@ pub enum Poster {
     Peer,
     /// The same with a collapsed CQ: one CQE that the device overwrites.
     PeerCollapsed,
-    /// The peer's pieces put together by hand: blocks for a doorbell's WQEs, each WQE, one mark, one submission. One thread with a queue
-    /// of its own.
+    /// The peer's pieces put together by hand: blocks for a doorbell's WQEs, each WQE, one mark, one
+    /// submission. One thread with a queue of its own.
     PeerPieces,
-    /// The original release's style: volatile words, a fence a step. One thread with a queue of its own, a doorbell a WQE.
+    /// The original release's style: volatile words, a fence a step, a doorbell a WQE. One thread, own queue.
     Original,
     /// The original's own instructions, which order too little for a NIC: release stores of GPU scope.
     OriginalRelease,
@@ -67,8 +67,8 @@ pub enum Room {
     FirstLap,
     /// They look in the second lap: what the completions gave back has to be known, and is, without a poll.
     LaterLap,
-    /// A played NIC completes what was posted, and they wait for it: a short ring, full again and again. Of the shim's WQEs one in `every`
-    /// asks for a completion.
+    /// A played NIC completes what was posted, and posters wait for it: a short ring that fills repeatedly.
+    /// Of the shim's WQEs one in `every` asks for a completion.
     Steady {
         /// A power of two.
         every: u32,
@@ -151,7 +151,7 @@ impl Case {
         let rings_each = self.sharing == Sharing::Exclusive || self.per_ring == self.step();
         let fits = match self.poster {
             Poster::Shim(_) => rings_each,
-            // Producers that hold doorbells back may fill a shared ring with WQEs that none of them rings for.
+            // Producers that hold doorbells back may fill a shared ring with WQEs for which none rings.
             Poster::Peer => !steady || rings_each,
             Poster::PeerCollapsed => steady && rings_each,
             Poster::PeerPieces => lone && checked,

@@ -1,7 +1,7 @@
-//! Whether a ring holds what the host's shim writes for the same messages (INV-5): each WQE compared byte for byte.
+//! Whether a ring holds what the host's shim writes for the same messages (INV-5), compared byte by byte.
 //!
-//! Message m goes from `LOCAL` + 64 m to `REMOTE` + 64 m, so that a WQE says which one it is. On a queue of one producer they
-//! lie in order; on a shared one in any order, each once.
+//! Message m goes from `LOCAL` + 64 m to `REMOTE` + 64 m, so that a WQE identifies its message. A single
+//! producer's queue has them in order; a shared one in any order, each once.
 
 use std::ops::Range;
 
@@ -39,8 +39,8 @@ pub struct Expected {
     pub in_order: bool,
     /// A WQE after which the queue's index is a multiple of this asks for a completion.
     pub signal_every: u32,
-    /// Whether the reserved word of the remote address segment may be anything: `doca_gpu_dev_verbs_put` leaves there what
-    /// its registers held; mlx5dv.h calls it reserved.
+    /// Whether the remote address segment's reserved word may be anything: `doca_gpu_dev_verbs_put` leaves
+    /// there what its registers held; mlx5dv.h calls it reserved.
     pub reserved_free: bool,
 }
 
@@ -60,7 +60,7 @@ pub struct Wrong {
 #[repr(C, align(64))]
 struct Block([u8; BLOCK]);
 
-/// The WQE of message `message` at index `index` of queue `queue`, by the host's shim; what a WRITE leaves free is 0.
+/// The host shim's WQE of `message` at `index` of queue `queue`; what a WRITE leaves free is 0.
 fn written(queue: u32, index: u64, message: u32, signaled: bool) -> [u8; BLOCK] {
     let (mut block, mut record) = (Block([0; BLOCK]), [0_u64; 2]);
     let mut slot = db_slot::default();
@@ -88,8 +88,8 @@ fn written(queue: u32, index: u64, message: u32, signaled: bool) -> [u8; BLOCK] 
     block.0
 }
 
-/// The first six words of a queue's WQEs: the host's shim's of message 0 at index 0, in which index and addresses are replaced. For
-/// a reader that has no time to have each written.
+/// The first six words of a queue's WQEs: message 0 at index 0 by the host's shim, with index and addresses
+/// replaced. For a reader too busy to have each written.
 #[derive(Debug, Clone)]
 pub struct Pattern([[u64; 6]; 2]);
 
@@ -191,7 +191,7 @@ mod tests {
             }
         }
         assert_eq!(check(&rings, &expected), Ok(()));
-        // As mlx5dv.h lays a WRITE out: index and opcode, QPN and length, flags; address and key; length, key, address.
+        // mlx5dv.h's WRITE: index and opcode, QPN and length, flags; address and key; length, key, address.
         assert_eq!(rings[..12], [0, 0, 0, 8, 0x12, 0x34, 0, 3, 0, 0, 0, 0]);
         assert_eq!(rings[BLOCK + 11], 8, "the second one's end is a multiple of three");
         assert_eq!(rings[16..28], [0, 0, 0, 0x33, 0x44, 0, 0, 0, 5, 6, 7, 8]);

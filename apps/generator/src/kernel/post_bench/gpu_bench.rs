@@ -22,7 +22,7 @@ use rdma_shim::kernel::Plain;
 const RUN: Duration = Duration::from_secs(5);
 /// Longest wait of a post for room, of which there always is.
 const PATIENCE_NS: u64 = 2_000_000_000;
-/// Between looks whether a kernel beside a played NIC has ended: a thread that looks without a pause takes a core from the NIC's threads.
+/// Between checks whether a kernel beside a played NIC has ended: polling would take a core from the NIC.
 const PAUSE: Duration = Duration::from_micros(100);
 /// Longest time that a played NIC needs for the last doorbell of a kernel that has ended.
 const LAST_DOORBELL: Duration = Duration::from_secs(1);
@@ -99,7 +99,7 @@ pub struct GpuBench {
 }
 
 impl GpuBench {
-    /// Compiles and loads. A peer whose headers do not compile is no error: its cases are ([`Self::no_peer`] says why).
+    /// Compiles and loads. If a peer's headers do not compile, only its cases fail ([`Self::no_peer`]: why).
     pub fn new(
         gpu: Gpu,
         builder: &ImageBuilder,
@@ -148,8 +148,8 @@ impl GpuBench {
         Ok(self.memory.times.long_words()[0].load(Ordering::Acquire))
     }
 
-    /// One run: posts, then compares what they left. Errors: a case that cannot be, the driver's, and everything that makes a
-    /// time worthless: a failed post, a wrong WQE, a doorbell that tells of less than all.
+    /// One run: posts, then compares what they left. Errors: an impossible case, the driver's, and what makes
+    /// a time worthless: a failed post, a wrong WQE, a doorbell that does not name all.
     pub fn run(&mut self, case: &Case) -> Result<Sample, GpuBenchError> {
         if let Some(why) = case.impossible() {
             return Err(GpuBenchError::Impossible(why));
@@ -229,9 +229,9 @@ impl GpuBench {
         let arguments = Arguments::new().bytes(&self.arguments(case));
         let mut timer = self.timer.borrow_mut();
         timer.begin(&self.stream)?;
-        // SAFETY: the kernels of `bench_post.cu`, and the peer's routine, write the rings, records, registers, slots, marks and
-        // structs that `prepare` laid out for this case, whose sizes `posts_of_one` keeps to, and the times; all of it is this
-        // bench's, lives until the stream is at rest, and is reached by the CPU through atomics and copies.
+        // SAFETY: the kernels of `bench_post.cu` and the peer's routine write the times and what `prepare`
+        // laid out for this case: rings, records, registers, slots, marks, structs. `posts_of_one` keeps to
+        // the sizes. All is the bench's, until the stream is idle. The CPU reaches it by atomics and copies.
         unsafe { self.launch(kernel, case.producers, case.threads(), &arguments) }?;
         timer.finish(&self.stream)?;
         let since = Instant::now();
@@ -256,7 +256,7 @@ impl GpuBench {
             (true, _) => {
                 let arguments =
                     Arguments::new().u64(memory.peer_queues.address()).u64(memory.peers.address());
-                // SAFETY: a thread reads one entry of the first and writes one struct of the second, and there are as many.
+                // SAFETY: a thread reads an entry of the first, writes a struct of the second; all exist.
                 unsafe { self.launch("bench_put_prepare", 1, case.queues(), &arguments) }
             }
             (_, Sharing::Exclusive) => Ok(()),
@@ -268,7 +268,7 @@ impl GpuBench {
                     .u64(memory.marks())
                     .u32(case.signal_every() - 1)
                     .u64(memory.times.device_address());
-                // SAFETY: the kernel reads one queue and writes the shared one, in memory for them, and one word.
+                // SAFETY: the kernel reads one queue, writes the shared one and one word, in memory for them.
                 unsafe { self.launch("bench_share", 1, 1, &arguments) }?;
                 self.stream.wait("sharing a queue", RUN)?;
                 match memory.times.words()[0].load(Ordering::Acquire) {

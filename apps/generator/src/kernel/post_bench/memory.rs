@@ -1,4 +1,4 @@
-//! The memory of a benchmark: rings at both places, records, registers, slots, queues' structs, and what the kernels say.
+//! A benchmark's memory: rings at both places, records, registers, slots, queue structs, kernels' reports.
 
 #![forbid(unsafe_code)]
 
@@ -117,7 +117,7 @@ impl Memory {
         }
     }
 
-    /// The CQ of a case's one queue: the played NIC's, or one in which nothing ever lies, since no poster waits for room.
+    /// The CQ of a case's one queue: the played NIC's, or an empty one, since no poster waits for room.
     pub fn one_cq(&self, case: &Case) -> db_cq {
         let record = self.pages.device_address() + u64::from(MOST_PRODUCERS) * PAGE_BYTES;
         let (ring, entries) = match case.is_steady() {

@@ -1,11 +1,11 @@
-//! What `generator bench-post-gpu` measures with: GPU kernels that post to queues on plain memory, timed by the GPU's own clock.
+//! What `generator bench-post-gpu` runs: GPU kernels post to queues on plain memory, timed by the GPU.
 //!
-//! No NIC takes part, and none is needed: a ring in pinned host memory or in GPU memory, a record and a word for a register
-//! in host memory, and room for every post of a run. So a time is that of the GPU's side alone, with the stores over PCIe
-//! that a NIC would see. For a steady state threads of the host play the NIC ([`nic`]): the ring is short, and completions give room.
-//! After each run the ring is compared with what the host's shim writes for the same messages
-//! ([`content`]). The same posts may be made by a peer's routine, whose headers the user gives ([`PeerHeaders`]), and in the
-//! style of the original release.
+//! No NIC takes part. There is a ring in pinned host memory or in GPU memory, a record and a word for a
+//! register in host memory, and room for every post of a run. So a time is that of the GPU's side alone, with
+//! the stores over PCIe that a NIC would see. For a steady state host threads play the NIC ([`nic`]): the
+//! ring is short, and completions give room. After each run the ring is compared with what the host's shim
+//! writes for the same messages ([`content`]). A peer's routine, whose headers the user gives
+//! ([`PeerHeaders`]), and the original release's style can post the same.
 
 mod case;
 pub mod content;
@@ -43,7 +43,7 @@ pub(super) fn shim_units() -> [Unit; 2] {
     .map(|unit| unit.header(RUN.0, RUN.1).header(NEXT.0, NEXT.1))
 }
 
-/// The image of the peer's kernels. Errors: the compiler's and the linker's, in the words that the caller prints.
+/// The image of the peer's kernels. Errors: the compiler's and the linker's, in words for the user.
 pub fn put_image(peer: &PeerHeaders, builder: &ImageBuilder, arch: Arch) -> Result<Image, BuildError> {
     let unit =
         device::unit("bench_put.cu", include_str!("../../../kernels/peer/bench_put.cu")).header(RUN.0, RUN.1);

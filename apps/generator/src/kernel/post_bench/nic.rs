@@ -1,7 +1,7 @@
-//! A model of a NIC on threads of the host, for one queue: it executes what the doorbell names, checks each WQE, and completes it at once.
+//! A NIC model on host threads, for one queue: executes what the doorbell names; checks and completes WQEs.
 //!
-//! One core has too few outstanding cache misses to keep up with a poster (`docs/notes/posting-costs.md`). Four threads therefore check
-//! WQEs in parallel, a chunk each. The first one completes them.
+//! One core has too few outstanding cache misses to keep up with a poster (`docs/notes/posting-costs.md`). So
+//! four threads check WQEs in parallel, a chunk each. The first one completes them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -15,7 +15,7 @@ const WORDS: usize = BLOCK / 8;
 pub const UNITS: u64 = 4;
 /// WQEs of a unit, one behind the other, before the next unit's.
 const CHUNK: u64 = 32;
-/// How many WQEs ahead lines are prefetched. More than a core's buffers for misses of its first cache, so they go to the second.
+/// WQEs prefetched ahead: more than the miss buffers of a core's L1 cache, so that they go to L2.
 const AHEAD: u64 = 32;
 /// The register is polled once in so many WQEs, while there are some.
 const POLL_EVERY: u64 = 8;
@@ -83,8 +83,8 @@ pub struct NicRun {
 }
 
 impl Device<'_> {
-    /// Plays until all of `rules.posts` is executed, `stop` is set, or a doorbell names more WQEs than the ring holds. `signal_every` is a
-    /// power of two.
+    /// Plays until all of `rules.posts` is executed, `stop` is set, or a doorbell names more WQEs than the
+    /// ring holds. `signal_every` is a power of two.
     pub fn play(&self, rules: &Rules, signals: &Signals) -> NicRun {
         let shared = Shared::new(rules, signals);
         let unit = |number| Unit::new(self, rules, &shared, number);
@@ -173,7 +173,7 @@ impl<'a> Unit<'a> {
     /// Checks what is its own, and completes everything that is checked.
     fn execute_all(mut self) -> NicRun {
         let (mut run, mut polls) = (NicRun::default(), 0);
-        // Since when it works without a pause. The clock takes as long as a few WQEs: it is read where a pause begins or ends.
+        // Start of the busy time. A clock read costs a few WQEs: only where idle time begins or ends.
         let mut since: Option<Instant> = None;
         self.shared.signals.ready.fetch_add(1, Ordering::Release);
         while run.executed < u64::from(self.rules.posts) && !self.is_over() {
@@ -213,7 +213,7 @@ impl<'a> Unit<'a> {
         self.rung += more;
     }
 
-    /// Checks the rung WQEs of the current chunk, and polls the register meanwhile. Returns whether there was one.
+    /// Checks the rung WQEs of the current chunk, polling the register. Returns whether there was one.
     fn check_some(&mut self) -> bool {
         let (blocks, _) = self.device.ring.as_chunks::<WORDS>();
         let block = |index: u64| &blocks[index as usize & (blocks.len() - 1)];
@@ -245,7 +245,7 @@ impl<'a> Unit<'a> {
         true
     }
 
-    /// Completes what all units have checked. Returns whether there was something. A WQE that does not ask as it should is wrong already.
+    /// Completes what all units have checked, signalling included. Returns whether there was any.
     fn complete_checked(&self, run: &mut NicRun) -> bool {
         let checked = self.shared.checked.iter().map(|next| next.0.load(Ordering::Acquire));
         let end = checked.min().unwrap_or(0).min(self.rung);
@@ -308,7 +308,7 @@ impl<'a> Unit<'a> {
         let [high, low] = (index as u16).to_be_bytes();
         let (tail, rest) = cq[at as usize * WORDS..][..WORDS].split_last().expect("an entry has words");
         rest.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        // Opcode and QPN of the WQE, its counter, and the owner byte: opcode 0, a requester's, and the lap's bit.
+        // The WQE's opcode and QPN, its counter, and the owner byte: opcode 0 (requester) and the lap's bit.
         tail.store(u64::from_ne_bytes([8, q0, q1, q2, high, low, 0, lap]), Ordering::Release);
         *completed += 1;
     }
@@ -363,7 +363,7 @@ mod tests {
     const POSTS: u32 = 40;
     const BLOCKS: usize = 16;
 
-    /// A ring with the first WQEs, and what a NIC makes of them: `change` is done to their words and to register and record.
+    /// A ring with the first WQEs, and what a NIC makes of it. `change` alters words, register and record.
     fn played(rules: Rules, cqes: usize, change: impl Fn(&mut [u64], &mut u64)) -> (NicRun, Vec<u64>) {
         played_of(BLOCKS, rules, cqes, change)
     }

@@ -1,5 +1,5 @@
-//! Kernels of `generator bench-post-gpu` without a GPU: on the host twin they leave what the host's shim writes, and with
-//! the peer's headers, where these are, its own compile with NVRTC.
+//! Kernels of `generator bench-post-gpu` without a GPU: on the host twin they leave what the host's shim
+//! writes; the peer's compile with NVRTC where its headers are.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -121,7 +121,7 @@ fn post(kernel: &str, threads: u32, per_ring: u32, shared: bool, start: u64) -> 
         signal_every: 1,
         pad: 0,
     };
-    // SAFETY: these are what the kernels take, and all that they lead to lives here, in memory of the sizes that it says.
+    // SAFETY: these are what the kernels take; all they lead to lives here, in memory of the stated sizes.
     unsafe { run(find(kernel), &launch(PRODUCERS, threads), Arguments::new().push(given)) }.unwrap();
     for [start_ns, end_ns, error] in times {
         assert!(
@@ -270,7 +270,7 @@ pub fn weak(seed: u32, blocks: u32, threads: u32) -> Launch {
     Launch { visibility, deadline: DEADLINE, ..Launch::new(blocks, threads) }
 }
 
-/// Four laps of a ring that a played NIC empties: each WQE is compared by it, and its completions are what the posters go on by.
+/// Four laps of a ring that a played NIC empties: it compares each WQE, and posters go on by its completions.
 #[test]
 fn twin_posters_go_on_by_what_a_played_nic_completes() {
     need!(KERNELS.find("bench_post_one").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
@@ -329,7 +329,7 @@ fn twin_posters_go_on_by_what_a_played_nic_completes() {
             cqes: Cqes::InOrder,
         };
         let (launch, arguments) = (weak(every, producers, threads), Arguments::new().push(given));
-        // SAFETY: these are what the kernels take, and all that they lead to lives here, in memory of the sizes that it says.
+        // SAFETY: these are what the kernels take; all they lead to lives here, in memory of stated sizes.
         let (ended, played) = unsafe { plain.beside_a_nic(find(kernel), &launch, arguments, &rules) };
         assert!(times.iter().all(|[.., error]| *error as u32 == 0), "{kernel}: {times:?}, {played:?}");
         assert_eq!((ended, &played.wrong), (true, &None), "{kernel}");
@@ -360,7 +360,7 @@ fn twin_posters_take_completions_before_a_shared_ring_is_full() {
     unsafe { run(find("bench_share"), &weak(1, 1, 1), arguments) }.unwrap();
     assert_eq!(error, 0);
     let consumed = |shared: &[Line]| shared[CONSUMED / 8].0[CONSUMED % 8];
-    // One less than three quarters of the ring, all of it completed; then the one that ends them. There is room for each.
+    // One less than three quarters of the ring, all completed; then the one that ends them. Room for each.
     let first = 3 * BLOCKS / 4 - 1;
     for (posts, beside) in [(first, true), (1, false)] {
         let given = Run {

@@ -245,7 +245,7 @@ struct Bench<'a> {
     trials: &'a Trials<'a>,
 }
 
-/// An error of a way to compute a step; a library's is named where it took the context with it, or does not end.
+/// An error of a way to compute a step; names a library's way if it lost the context or does not end.
 fn lost(step: &Step, by: &By, error: EngineError, is_noted: bool) -> EngineError {
     match error {
         EngineError::Gpu(why) if *by != By::Own && condemns(&why) => {
@@ -300,8 +300,8 @@ impl<'a> Bench<'a> {
     /// Puts a way into a stream.
     fn put(&self, ready: &Ready, step: &Step, stream: &Stream) -> gpu::Result<()> {
         let place = Place { code: self.code, plan: self.plan, weights: &self.weights, memory: &self.memory };
-        // SAFETY: what is ready was made of the step; all lives until the last launch has ended and the stream is
-        // idle, or the context keeps it. The driver may keep a graph longer (`Context::keep`), which is not launched again.
+        // SAFETY: `ready` was made of the step. All lives until the last launch ended and the stream is idle,
+        // or the context keeps it. A graph the driver keeps (`Context::keep`) is not launched again.
         unsafe { place.put(ready, step, stream) }
     }
 
@@ -432,7 +432,7 @@ impl<'a> Bench<'a> {
         Timed::new(&self.stream, times, put)
     }
 
-    /// Times all ways, then the fastest ones in turns; leaves the fastest first. Error: also the place of the way that failed.
+    /// Times all ways, then the fastest in turns; leaves the fastest first. Error: of a way, with its place.
     fn race(&self, working: &mut [Working]) -> Result<(), (usize, EngineError)> {
         for (round, most) in ROUNDS.into_iter().zip([working.len(), FINALISTS]) {
             let all = working.len().min(most);

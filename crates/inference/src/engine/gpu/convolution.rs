@@ -126,8 +126,8 @@ pub fn product(of: &Convolution) -> Option<Product> {
     })
 }
 
-/// The product of matrices that a convolution is of rows that have what each output sees, its window by rows, columns and channels, one
-/// after another. `None`: channels are not last, there are groups, or what is written or follows is no product's ([`product`]).
+/// A convolution as a product of rows that each have what one output sees: a window's rows, columns,
+/// channels. `None`: channels not last, groups, or an output or next step unfit for a [`product`].
 pub fn im2col(of: &Convolution) -> Option<Product> {
     let Convolution { from, weights, to, .. } = of;
     let [outputs, channels, rows, columns] = weights.extents;
@@ -146,8 +146,8 @@ pub fn im2col(of: &Convolution) -> Option<Product> {
     product(&Convolution { from: seen, weights, pads: [0; 4], ..of.clone() })
 }
 
-/// How many pixels a tensor has, and elements from one to the next. `None`: they do not lie evenly, or the channels
-/// of a pixel do not lie one after another.
+/// A tensor's pixels, and elements from one to the next. `None`: they do not lie evenly, or a pixel's
+/// channels do not lie one after another.
 fn rows(of: &TensorShape) -> Option<(i64, i64)> {
     let ([images, channels, rows, columns], [image, channel, row, pixel]) = (of.extents, of.strides);
     let (mut count, mut by) = (1, channels);
@@ -347,8 +347,8 @@ mod tests {
 
     #[test]
     fn a_window_of_a_pixel_is_a_product_of_cublaslt_where_channels_are_last() {
-        // Steps of 1x1 convolutions with stride 1 and more than a pixel: of ResNet50 two in each of 16 blocks and one
-        // beside the first; of SqueezeNet those that squeeze and the last; of MobileNetV3 all that expand or project.
+        // Steps of 1x1 convolutions with stride 1 and several pixels. ResNet50: two in each of 16 blocks and
+        // one beside the first. SqueezeNet: squeezes and the last. MobileNetV3: all that expand or project.
         for (architecture, count) in [
             (Architecture::ResNet50, 33),
             (Architecture::SqueezeNet, 9),

@@ -27,7 +27,7 @@ impl Images {
         Ok(Images { code, stream, between })
     }
 
-    /// A model's input for an image, `f32`, in the order that the manifest says; `None` if the kernel refuses the image.
+    /// A model's input for an image, `f32`, in the manifest's order; `None` if the kernel refuses the image.
     /// `extents`: rows and columns as a peer gives them, which need not be the image's.
     pub fn input(
         &self,
@@ -50,8 +50,8 @@ impl Images {
         let arguments = arguments.bytes(&words_of(&preprocess::words(of, image.pixels.len() as u32)));
         let ([x, y], threads) = preprocess::shape(of);
         let shape = Shape { grid: [x, y, 1], block: [threads, 1, 1], shared_bytes: 0 };
-        // SAFETY: the kernel reads as many bytes of the image as it is told, and writes one element for each of the crop's. All memory
-        // lives until the stream is idle, or the context keeps it.
+        // SAFETY: the kernel reads as many bytes of the image as it is told, and writes one element for each
+        // of the crop's. All memory lives until the stream is idle, or the context keeps it.
         unsafe { self.stream.launch(self.code.function(preprocess::KERNEL)?, shape, &arguments) }?;
         self.stream.wait("the pre-processing of an image", LIMIT)?;
         let mut refused = [0; size_of::<u32>()];

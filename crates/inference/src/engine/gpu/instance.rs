@@ -36,8 +36,8 @@ impl Instance {
         Instance::of(loaded, None)
     }
 
-    /// The same, whose inputs and outputs lie in slots: it has neither [`Self::bring`] nor [`Self::outputs`]. It runs here at once, with
-    /// what lies in the slot that is named. Errors also: slots of other lengths.
+    /// An instance with inputs and outputs in slots, without [`Self::bring`] and [`Self::outputs`]. It runs
+    /// at once, with what lies in the slot that is named. Errors also: slots of other lengths.
     pub fn in_slots(loaded: &Arc<Loaded>, slots: &SlotTensors) -> Result<Instance, EngineError> {
         Instance::of(loaded, Some(slots))
     }
@@ -102,7 +102,7 @@ impl Instance {
         self.memory.bring(&self.loaded.plan, inputs, self.way())
     }
 
-    /// Overwrites the outputs, so that a run that writes none of them is seen by [`Self::outputs`]. Error also: they lie in slots.
+    /// Overwrites the outputs: [`Self::outputs`] shows a run that writes none. Error also: they lie in slots.
     pub fn wipe(&self) -> Result<(), EngineError> {
         self.memory.wipe(&self.stream)?;
         self.wait()
@@ -131,7 +131,7 @@ impl Instance {
         Ok(self.stream.wait("a model", LIMIT)?)
     }
 
-    /// Where the GPU reads the inputs and writes the outputs, one address a tensor; none where they lie in slots.
+    /// Addresses where the GPU reads the inputs and writes the outputs, one a tensor; none for slots.
     pub fn addresses(&self) -> [Vec<u64>; 2] {
         let of = |all: &[gpu::DeviceMemory]| all.iter().map(gpu::DeviceMemory::address).collect();
         [of(&self.memory.inputs), of(&self.memory.outputs)]
@@ -172,7 +172,7 @@ impl Instance {
     }
 }
 
-// SAFETY: the steps keep to the instance's memory, to slots and to what was loaded, all of which it keeps; `put` has more.
+// SAFETY: the steps keep to the instance's memory, slots and what was loaded, which it keeps; `put` has more.
 unsafe impl gpu::Recorded for Instance {
     fn record(&self, stream: &Stream) -> gpu::Result<()> {
         put_all(&self.loaded, &self.memory, stream)

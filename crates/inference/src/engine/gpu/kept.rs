@@ -1,8 +1,8 @@
 //! Choices on disk: for steps that a library computes, its plans with their compiled kernels.
 //!
 //! The first line has the libraries' versions that chose. Then, for each plan, a line: the library (`cudnn`,
-//! `cublaslt`), what is fused, the plan's length in bytes, the steps, the engine; then the plan and a line's end.
-//! What is named by no line is computed by our own kernels. The entry's key has everything else that a choice
+//! `cublaslt`), what is fused, the plan's length in bytes, the steps, the engine; then the plan and a
+//! newline. Our own kernels compute what no line names. The entry's key has everything else that a choice
 //! depends on: GPU, driver, steps, kernels. So choices of another library are found, and said to be such.
 
 use super::convolution::Fused;

@@ -33,8 +33,8 @@ pub enum Candidate {
 #[derive(Debug, Clone)]
 pub enum LibraryPlan {
     Convolution(Arc<ConvolutionPlan>, Box<Convolution>),
-    /// The range is where the im2col matrix lies in the workspace, in bytes, behind the product's own part. `None`: the product reads the
-    /// tensor itself.
+    /// The im2col matrix's range in the workspace, in bytes, behind the product's own part. `None`: the
+    /// product reads the tensor itself.
     Product(Arc<ProductPlan>, Option<Range<usize>>),
 }
 
@@ -102,7 +102,7 @@ impl Present {
     }
 }
 
-/// The product of matrices that a convolution is, and the bytes of the rows that it reads where they are not the tensor's own.
+/// A convolution as a product of matrices; bytes of the rows it reads unless they are the tensor's own.
 fn product_or_im2col(of: &Convolution) -> Option<(Product, Option<usize>)> {
     if let Some(product) = product(of) {
         return Some((product, None));

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// The longest that a copy or a run of a model may take.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// The longest that a way to compute a step may take, once or in a timed graph of twenty runs: a thousand times what the slowest one
-/// takes. Behind one that does not end the program starts again.
+/// Longest time of a way to compute a step, once or in a timed graph of twenty runs: a thousand times what
+/// the slowest takes. After one that does not end, the program starts again.
 pub const STRETCH: Duration = Duration::from_secs(10);
 
 /// Bytes of workspace that a library's plan has at most.

@@ -21,8 +21,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory for a plan whose libraries need so many bytes; `slots`: where its inputs and outputs lie, if not in memory of its own.
-    /// Errors: slots of other lengths; out of memory.
+    /// Memory for a plan whose libraries need `workspace` bytes; `slots`: where inputs and outputs lie,
+    /// unless in its own memory. Errors: slots of other lengths; out of memory.
     pub fn new(
         context: &Context,
         plan: &Plan,

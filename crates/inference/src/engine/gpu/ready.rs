@@ -17,7 +17,7 @@ use crate::plan::{Plan, Step};
 pub enum Ready {
     /// A kernel of ours.
     Own(Launch),
-    /// A library's plan, and our kernels before and behind it: for what it reads, and for the rest of the step.
+    /// A library's plan, with our kernels before it (for what it reads) and after it (the rest of the step).
     Library { before: Option<Launch>, plan: LibraryPlan, finish: Option<Launch> },
 }
 
@@ -52,14 +52,14 @@ impl Place<'_> {
     /// Puts a step into a stream, or into what it records.
     ///
     /// # Safety
-    /// `ready` is made of this step. Code, plans, weights and memory live until the stream is idle, or as long
-    /// as what is recorded.
+    /// `ready` is made of this step. Code, plans, weights and memory live until the stream is idle, or as
+    /// long as what is recorded.
     pub unsafe fn put(&self, ready: &Ready, step: &Step, stream: &Stream) -> gpu::Result<()> {
         let launch = match ready {
             Ready::Own(launch) => Some(launch),
             Ready::Library { before, plan: library, finish } => {
                 if let Some(launch) = before {
-                    // SAFETY: the workspace is as long as the library's plan says, rows included; the rest is as below.
+                    // SAFETY: the workspace is as long as the library's plan says, rows included; rest below.
                     unsafe { self.launch(launch, stream) }?;
                 }
                 let (arena, workspace) = (self.memory.arena.address(), self.memory.workspace.address());
@@ -90,8 +90,8 @@ impl Place<'_> {
     unsafe fn launch(&self, launch: &Launch, stream: &Stream) -> gpu::Result<()> {
         let shape = Shape { grid: launch.blocks, block: [launch.threads, 1, 1], shared_bytes: 0 };
         let arguments = self.arguments(launch)?;
-        // SAFETY: the plan's places lie in the arena, and constants and slots are as long as its shapes say; the rest is the caller's
-        // promise.
+        // SAFETY: the plan's places lie in the arena; constants and slots are as long as its shapes say. The
+        // caller promises the rest.
         unsafe { stream.launch(self.code.function(launch.kernel)?, shape, &arguments) }
     }
 
@@ -110,7 +110,7 @@ impl Place<'_> {
         })
     }
 
-    /// `struct slot` of an input or output: base, index, stride, offset; of another argument its address comes first.
+    /// `struct slot` of an input or output: base, index, stride, offset; of others the address comes first.
     pub fn words(&self, argument: &Argument) -> gpu::Result<[u64; 4]> {
         if let (Argument::Input(_) | Argument::Output(_), Some(slots)) = (argument, &self.memory.slots) {
             return Ok(resident::words_of(slots, argument));

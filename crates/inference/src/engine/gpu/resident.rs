@@ -23,8 +23,8 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Memory for one more instance; `slots`: where inputs and outputs lie if not there. Errors: a step that a library computes, with
-    /// its name and the library's; slots of other lengths; out of memory.
+    /// Memory for one more instance; `slots`: where inputs and outputs lie if not there. Errors: a step
+    /// computed by a library, with both names; slots of other lengths; out of memory.
     pub fn new(loaded: &Arc<Loaded>, slots: Option<&gpu::SlotTensors>) -> Result<Resident, EngineError> {
         let Loaded { code, plan, weights, .. } = &**loaded;
         let launches = own(loaded)?;
@@ -60,7 +60,7 @@ impl Resident {
 impl From<Resident> for ResidentModel {
     fn from(model: Resident) -> ResidentModel {
         let (units, address) = (resident::units().into(), model.steps.address());
-        // SAFETY: the steps keep to the instance's memory, to slots and to what was loaded, all of which `model` keeps.
+        // SAFETY: the steps keep to the instance's memory, slots and what was loaded; `model` keeps them all.
         unsafe { ResidentModel::new(units, 0, address, THREADS, model) }
     }
 }
@@ -100,7 +100,7 @@ impl ResidentAlone {
         self.blocks
     }
 
-    /// Runs the model so many times in one launch, and waits. Errors: the GPU's; a block that did not come to the barrier.
+    /// Runs the model `turns` times in one launch, and waits. Errors: the GPU's; a block missed the barrier.
     pub fn launch(&mut self, turns: u64) -> Result<(), EngineError> {
         let ResidentAlone {
             stream, words, function, blocks, resident: Resident { steps, loaded, .. }, ..
@@ -112,8 +112,8 @@ impl ResidentAlone {
             .u64(resident::LIMIT.as_nanos() as u64)
             .u64(turns);
         let shape = Shape { grid: [*blocks, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
-        // SAFETY: the steps keep to the instance's memory and to what was loaded, which this value keeps; it lives until its stream is
-        // idle, or the context keeps its memory.
+        // SAFETY: the steps keep to the instance's memory and to what was loaded, which this value keeps. It
+        // lives until its stream is idle, or the context keeps its memory.
         unsafe { stream.launch_cooperative(function, shape, &arguments) }?;
         stream.wait("a resident kernel", LIMIT)?;
         let mut read = [0; 8];

@@ -12,9 +12,9 @@ const STARTS: &str = "DOORBELL_STARTS_AGAIN";
 /// Most restarts in a row: an engine that fails at each trial takes two of them.
 const MOST: u32 = 20;
 
-/// After [`EngineError::Tried`]: starts the program again with its arguments, in the place of this process, so that nothing behind the
-/// call runs. The trial's file names the engine, and two such files leave it out. What the process had opened is closed: a client of it connects again.
-/// Any other error comes back. So does this one if no file names the engine, after 20 starts, or if the program cannot be started.
+/// After [`EngineError::Tried`]: restarts the program in place of this process with its arguments; nothing
+/// after the call runs. The trial's file names the engine, and two leave it out. Open files close: clients
+/// reconnect. Other errors come back; so does this without such a file, after 20 starts, or if a start fails.
 pub fn start_again(error: EngineError) -> EngineError {
     let EngineError::Tried { is_noted: true, .. } = &error else { return error };
     let starts = env::var(STARTS).ok().and_then(|count| count.parse().ok()).unwrap_or(0_u32);

@@ -27,7 +27,7 @@ impl Instance {
         Ok(Stamps::new(&module, runs, self.way())?)
     }
 
-    /// The GPU's time of runs that the host launches one behind the other: from the begin of the first kernel to the end of the last one.
+    /// GPU time of runs launched one after another: from the first kernel's begin to the last one's end.
     pub fn spans(&self, runs: usize) -> Result<Vec<Duration>, EngineError> {
         let stamps = self.new_stamps(runs)?;
         let (loaded, memory) = (&self.loaded, &self.memory);

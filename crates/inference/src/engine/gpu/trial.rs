@@ -1,10 +1,11 @@
 //! Engines under trial, on disk: one whose trial failed twice is left out from then on.
 //!
-//! Each choice has a file in the cache's folder, `trial-NUMBER`. The file names the engine that runs, and is empty between
-//! two of them. The process holds the file's lock, which the kernel takes back however the process ends. So a file with
-//! a name in it and no lock is of an engine that lost the context, did not end, or was killed with its process. The next
-//! process tries that engine once more: a context may be lost by no fault of it, and Ctrl-C ends a trial too. If that
-//! goes well, it deletes the file. If not, two files name the engine, and stay until they are deleted. No `fsync`: what is written outlives the process, and a power cut costs another trial.
+//! Each choice has a file `trial-NUMBER` in the cache's folder. It names the running engine, and is empty
+//! between two. The process holds its lock, which the kernel releases however the process ends. So an
+//! unlocked file with a name is of an engine that lost the context, did not end, or was killed with its
+//! process. The next process tries it again: a context may be lost without its fault, and Ctrl-C ends a trial
+//! too. If it succeeds, the file is deleted. If not, two files name the engine, until they are deleted. No
+//! `fsync`: writes outlive the process, and a power cut costs another trial.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
@@ -194,7 +195,7 @@ pub struct Trials<'a> {
 }
 
 impl<'a> Trials<'a> {
-    /// `place`: GPU, driver and libraries. `tried`: all that a library may compute. Without a folder nothing is known.
+    /// `place`: GPU, driver, libraries. `tried`: all that a library may compute. No folder: nothing is known.
     pub fn new(
         folder: Option<&Path>,
         place: String,
@@ -244,8 +245,7 @@ impl<'a> Trials<'a> {
         format!("{:?}", key.part("convolution", format!("{of:?}").as_bytes()).key())
     }
 
-    /// Runs an engine with its name in the file. The name stays there if the context is lost, if the engine does not
-    /// end, or if the process is killed. Error: also one that is left out.
+    /// Runs an engine with its name in the file, which stays as said above. Error: also one left out.
     pub fn of<T>(
         &self,
         attempt: &Attempt,

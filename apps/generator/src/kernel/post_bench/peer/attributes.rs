@@ -1,8 +1,8 @@
-//! Attributes behind a structure's members, `struct s { … } __attribute__((packed))`, put in front of them, where NVRTC takes
-//! them: behind, it warns that they apply to nothing and lays the structure out without.
+//! Moves attributes behind a structure's members, `struct s { … } __attribute__((packed))`, in front of them.
+//! NVRTC takes them only there: behind, it warns that they apply to nothing, and its layout ignores them.
 //!
-//! GNU C takes both places for the same (its compiler's manual, «Attribute Syntax»: an attribute specifier list may follow the keyword or
-//! the closing brace). Only a brace that `struct` or `union` opened counts; comments and strings are passed over.
+//! GNU C treats both places alike (GCC's manual, «Attribute Syntax»: an attribute specifier list may follow
+//! the keyword or the closing brace). Only braces of `struct` or `union` count, not comments or strings.
 
 const WORD: &str = "__attribute__";
 
