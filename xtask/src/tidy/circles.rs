@@ -1,5 +1,5 @@
-//! Circles of files inside a crate: files that name each other's items in a loop, also through re-exports and `super::`. A method
-//! that is called names no file.
+//! Circles of files inside a crate: files that name each other's items in a loop, also through re-exports and
+//! `super::`. A method call names no file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
