@@ -1,4 +1,4 @@
-//! Compiles the words that tell a lane its place, and the kernels of the tests; nothing but compilers is needed.
+//! Compiles the words that tell a lane its place, and the tests' kernels; needs nothing but compilers.
 
 use host_twin_build::Kernels;
 

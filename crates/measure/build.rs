@@ -1,7 +1,7 @@
 //! Compiles in what only the build knows: the compiler's version and the profile.
 //!
-//! The git revision is left out on purpose: it changes with every commit, and a command that records a result asks git at
-//! that moment (`revision.rs`), so that a commit does not rebuild the workspace.
+//! The git revision is left out on purpose: it changes with every commit. A command that records a result
+//! asks git then (`revision.rs`), so that a commit does not rebuild the workspace.
 
 use std::process::Command;
 

@@ -1,14 +1,14 @@
-/*! The smallest complete CUDA user of the shim: a kernel posts RDMA WRITEs on a queue pair that unmodified libmlx5 made,
- * rings the NIC's doorbell itself and polls the CQ itself. No Rust, no patched library.
+/*! The smallest complete CUDA user of the shim: a kernel posts RDMA WRITEs on a queue pair of unmodified
+ * libmlx5, rings the NIC's doorbell itself and polls the CQ itself. No Rust, no patched library.
  *
- *     nvcc -std=c++17 -arch=native -I ../../crates/rdma-shim/include cuda_post.cu -libverbs -lmlx5 -o cuda_post
- *     ./cuda_post [thread|warp|shared [MESSAGES [DEVICE]]]        (without a card: softnic run -- ./cuda_post …)
+ *   nvcc -std=c++17 -arch=native -I ../../crates/rdma-shim/include cuda_post.cu -libverbs -lmlx5 -o cuda_post
+ *   ./cuda_post [thread|warp|shared [MESSAGES [DEVICE]]]   (without a card: softnic run -- ./cuda_post …)
  *
- * `native` asks the GPU that is there; where it is built without one, name that of the machine where it runs (-arch=sm_90).
+ * `native` asks the present GPU; to build without one, name that of the machine where it runs (-arch=sm_90).
  *
- * `thread`: one thread, 16 requests a doorbell. `warp`: 32 requests at once. `shared`: 8 warps on one queue. Prints one line;
- * exits 1 with the reason when a call, a completion or a payload is not as it should be, 2 when there is no device or
- * no GPU.
+ * `thread`: one thread, 16 requests a doorbell. `warp`: 32 requests at once. `shared`: 8 warps on one queue.
+ * Prints one line; exits 1 with the reason when a call, a completion or a payload is not as it should be, 2
+ * when there is no device or no GPU.
  */
 #include <cuda_runtime.h>
 #include <infiniband/mlx5dv.h>
@@ -20,8 +20,8 @@
 
 #include "doorbell_gpu.h"
 
-/* A completion for a quarter of the queue, not for each doorbell. Each CQE is a trip of a microsecond and more across PCIe, and one
- * gives back all requests before it. Rarer still, the queue runs empty while the last completion is waited for. */
+/* A completion a quarter of the queue, not a doorbell: each CQE is a trip of a microsecond and more across
+ * PCIe, and frees all requests before it. Rarer still, the queue runs empty before the last comes. */
 enum { DEPTH = 512, SIGNAL_EVERY = DEPTH / 4, PORT = 1, BYTES = 8, SHARING_WARPS = 8, PATIENCE_S = 5 };
 
 [[noreturn]] static void fail(const char *what, const char *why, int code = 1) {
@@ -35,7 +35,7 @@ static void verbs(const char *what, bool good) {
     if (!good) fail(what, strerror(errno));
 }
 
-/* ---- The kernels ------------------------------------------------------------------------------------------------- */
+/* ---- The kernels --------------------------------------------------------------------------------------- */
 
 struct job {
     db_u64 source, target; /* arrays of one word a message */
@@ -138,7 +138,7 @@ __global__ void by_many(struct db_shared_sq *shared, struct job job, struct outc
     }
 }
 
-/* ---- Set-up: libibverbs creates and connects ---------------------------------------------------------------------- */
+/* ---- Set-up: libibverbs creates and connects ----------------------------------------------------------- */
 
 static struct ibv_context *open_device(const char *name) {
     int count = 0;
@@ -152,7 +152,7 @@ static struct ibv_context *open_device(const char *name) {
     return context;
 }
 
-/* A thread domain gives the queue a doorbell register of its own; scatter-to-CQE must be off for doorbell.h. */
+/* A thread domain gives the queue its own doorbell register; scatter-to-CQE must be off for doorbell.h. */
 static struct ibv_qp *create_qp(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq) {
     struct ibv_td_init_attr no_options = {};
     struct ibv_td *td = ibv_alloc_td(context, &no_options);
@@ -203,9 +203,9 @@ static void connect_qp(struct ibv_qp *qp, uint32_t peer, const struct ibv_port_a
                                                IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-/* Shows whole pages to the GPU, and returns where it sees `at`. Doorbell records of several objects share a page, so that
- * «already» is no error. The register of a card is I/O memory, that of an emulated one is not: try the first, then the
- * second. */
+/* Shows whole pages to the GPU, and returns where it sees `at`. Doorbell records of several objects share a
+ * page, so that «already» is no error. A card's register is I/O memory, an emulated one's is not: try the
+ * first, then the second. */
 static db_u64 show(const char *what, void *at, size_t bytes, bool is_register = false) {
     size_t page = 4096, from = (size_t)at & ~(page - 1), to = ((size_t)at + bytes + page - 1) & ~(page - 1);
     unsigned flags = cudaHostRegisterMapped | cudaHostRegisterPortable;

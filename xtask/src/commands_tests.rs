@@ -1,8 +1,8 @@
-//! Command lines that documents and `doctor --hardware` show: each program of ours that they start has these commands, options and values.
+//! Command lines in documents and `doctor --hardware`: our programs have these commands, options and values.
 //!
-//! For tests. A line is read as a shell would, as far as documents go: quotes, comments, redirections, `;`, `&`, `|`, `$(…)`, variables
-//! (taken for `1`), assignments, and words in front such as `sudo`. `cargo xtask` is parsed by this program; of another program the
-//! release build is started with `--help` behind its options, which clap answers only if it knows what stands before.
+//! For tests. A line is read as a shell would, as far as documents go: quotes, comments, redirections, `;`,
+//! `&`, `|`, `$(…)`, variables (taken for `1`), assignments, words such as `sudo`. This program parses `cargo
+//! xtask`. Another's release build gets `--help` behind its options: clap answers only if it knows them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ fn is_name(word: &str) -> bool {
     !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The simple commands of a shell's text, as words; the value of an assignment that starts a program is one more.
+/// The simple commands of a shell's text, as words, and those in the values of assignments.
 fn simple_commands(text: &str) -> Vec<Vec<String>> {
     let mut reader = Reader { words: Vec::new(), word: None, skip: false, commands: Vec::new() };
     let mut rest = text.chars().peekable();

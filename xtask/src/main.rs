@@ -72,8 +72,8 @@ enum Command {
     Docs(docs::Options),
     /// Measure and draw a figure of the paper, and judge its claims; or run another experiment.
     Figure {
-        /// The number in the paper: 1 (models' bandwidth), 2 (their run times), 3 (the way of a request), 4 (throughput), 5 (time to post),
-        /// 6 (service time) or 7 (CPU use of serving); `all` of them, one after the other; or a folder of experiments/.
+        /// The number in the paper: 1 (models' bandwidth), 2 (their run times), 3 (path of a request), 4
+        /// (throughput), 5 (post time), 6 (service time), 7 (serving's CPU); `all`; a folder of experiments/.
         #[arg(value_name = "FIGURE")]
         name: String,
         #[command(flatten)]
@@ -86,7 +86,7 @@ enum Command {
         /// What a GPU spends on posting, by style, order and number of producers.
         #[arg(long, conflicts_with_all = ["full", "resume", "dry_run", "nic", "rate_gbps", "counters_hook"])]
         gpu: bool,
-        /// With --gpu: device headers of gpunetio, measured in the same run (DIR of pip's nvidia-nvshmem-cu13 that holds them).
+        /// With --gpu: gpunetio's device headers, measured in the same run (of pip's nvidia-nvshmem-cu13).
         #[arg(long, value_name = "DIR", requires = "gpu")]
         peer_headers: Option<PathBuf>,
         #[command(flatten)]
@@ -108,9 +108,9 @@ enum Command {
     Report(report::Options),
     /// Serve SqueezeNet to a client over the software NIC, and check every answer.
     Demo(demo::Options),
-    /// Make a tarball of the programs for any x86-64 Linux with glibc 2.31 or newer, and a Debian package of softnic.
+    /// Make a tarball for any x86-64 Linux with glibc 2.31 or newer, and a Debian package of softnic.
     Dist(dist::Options),
-    /// Man pages and shell completions of the programs and of these commands, in folders as /usr/share has them.
+    /// Man pages and shell completions of the programs and of these commands, in folders as in /usr/share.
     Man(man::Options),
     /// Two nodes on this machine, with networks, host names and files of their own, reached by ssh.
     Testbed(testbed::Options),
@@ -143,7 +143,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is wrong with the command line, whose first word is given; clap's own text has lines for the tip and the usage too.
+/// What is wrong with the command line, whose first word is `first`; clap's text has tip and usage lines too.
 fn one_line(error: &clap::Error, first: Option<&str>) -> String {
     let whole = Arguments::command();
     let first = first.and_then(|first| whole.find_subcommand(first));

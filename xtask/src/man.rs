@@ -1,7 +1,7 @@
-//! `cargo xtask man DIR`: man pages and shell completions of the programs and of these commands, in folders as `/usr/share` has them.
+//! `cargo xtask man DIR`: man pages and completions of programs and commands, in folders as in `/usr/share`.
 //!
-//! Each program makes its own of its command line (`--write-manual`, by the crate `manual`). `dist` puts those of its programs into the
-//! tarball.
+//! Each program makes its own of its command line (`--write-manual`, by the crate `manual`). `dist` puts
+//! those of its programs into the tarball.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,7 +59,7 @@ pub fn run(options: &Options, commands: clap::Command) -> Result<()> {
     Ok(())
 }
 
-/// Where the programs lie, built now in a checkout. The dev profile serves: both profiles have the same options.
+/// Where the programs lie, in a checkout built now. The dev profile serves: both have the same options.
 fn built(packages: &[&str]) -> Result<PathBuf> {
     if let Some(bundle) = carried::folder() {
         return Ok(bundle.to_owned());

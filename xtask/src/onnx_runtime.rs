@@ -1,7 +1,7 @@
 //! Which ONNX Runtime the profiler and the server load here, and the command that fetches one.
 //!
-//! The search is that of `inference::engine::onnx_runtime`, in the same order: `--onnxruntime`, the variable, the folder that set-up
-//! filled, Python's package. This program links no engine (`ARCHITECTURE.md`, arrows), so it looks by itself.
+//! The search is that of `inference::engine::onnx_runtime`, in the same order: `--onnxruntime`, the variable,
+//! set-up's folder, Python's package. This program links no engine (`ARCHITECTURE.md`), so it looks itself.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,8 +38,8 @@ impl<'a> Search<'a> {
         Search { option, variable, setup, python: Path::new("python3") }
     }
 
-    /// The library that our programs load. Error: what was looked at. A place that is named and has no library ends the search, as in our
-    /// programs.
+    /// The library that our programs load. Error: where it looked. A named place without a library ends the
+    /// search, as in our programs.
     pub fn find(&self) -> Result<Found, String> {
         let variable = ONNX_RUNTIME.variable;
         let found = |library, by: &str| Found { library, by: by.to_owned() };
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use crate::process;
 
-    /// A folder with a Python whose site-packages have the package, or lack it, and libraries of other places.
+    /// A folder with a Python whose site-packages have or lack the package, and other places' libraries.
     struct Places(PathBuf);
 
     impl Places {

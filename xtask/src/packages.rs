@@ -1,12 +1,12 @@
 //! Packages that more than one command names: their programs, and whether they may have tests for a GPU.
 //!
-//! A new app is one line here: `test` builds it and looks at its symbols, `bundle` carries it, its tests named `gpu_*` run on a GPU.
+//! A new app is a line: `test` builds it and checks its symbols, `bundle` carries it, `gpu_*` run on a GPU.
 
 /// One package.
 #[derive(Debug)]
 pub struct Package {
     pub name: &'static str,
-    /// What cargo leaves of it beside one another: programs, and the library that one of them puts in front of others.
+    /// What cargo puts side by side: programs, and the library that one of them puts in front of others.
     pub programs: &'static [&'static str],
     /// Whether it may have tests named `gpu_*`.
     pub gpu_tests: bool,
@@ -36,8 +36,8 @@ pub fn apps() -> impl Iterator<Item = &'static Package> {
     PACKAGES.iter().filter(|package| package.name != "xtask" && !package.programs.is_empty())
 }
 
-/// Apps whose programs tests start as users get them. The profiler's release build takes as long as its tests, which start the one that is
-/// built with them.
+/// Apps whose programs tests start as users get them. The profiler's release build takes as long as its
+/// tests, which start the one built with them.
 pub fn released_apps() -> impl Iterator<Item = &'static Package> {
     apps().filter(|package| package.name != "profiler")
 }

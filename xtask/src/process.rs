@@ -1,7 +1,7 @@
 //! Programs that a command runs: output to a log, a time limit, and nothing left behind.
 //!
-//! No library: `duct` and `xshell` wait without a limit, end a child but not what it started, and do not count the CPU time of
-//! a child and its descendants, all of which tests and figures need.
+//! No library: `duct` and `xshell` wait without a limit, end a child but not what it started, and count no
+//! descendant's CPU time. Tests and figures need all of that.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -52,8 +52,8 @@ pub fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> Result<
     Ok(run_timed(command, log, limit)?.0)
 }
 
-/// As [`run_logged`], of a program whose status 1 means that its results say what is wrong; also returns its last words. Error: it refused
-/// (status 2) or crashed.
+/// As [`run_logged`], of a program whose status 1 means that its results say what is wrong; also returns its
+/// last words. Error: it refused (status 2) or crashed.
 pub fn run_told(command: &mut Command, log: &Path, limit: Duration, what: &str) -> Result<(Ended, String)> {
     let ended = run_logged(command, log, limit)?;
     let last = last_words(log);
@@ -118,7 +118,7 @@ fn line(command: &Command) -> String {
     shell::line(&words).chars().take(100).collect()
 }
 
-/// What a small program says on stdout, as soon as it ends. Error: it ended badly, with its words on stderr and stdout.
+/// What a small program says on stdout once it ends. Error: it failed, with its words on stderr and stdout.
 pub fn said(command: &mut Command) -> Result<String> {
     let ended = command.stdin(Stdio::null()).output();
     let ended = ended.with_context(|| format!("starting {}", command.get_program().display()))?;
@@ -236,14 +236,14 @@ impl JsonProgram {
         Ok(JsonProgram { child, log: log.to_owned(), lines, stdin })
     }
 
-    /// Writes a request on a line of its stdin, and waits for the `answer`. Requests are short: a pipe has room for them.
+    /// Writes a request on a line of its stdin, waits for the `answer`. Requests are short: they fit a pipe.
     pub fn ask(&mut self, request: &Value, limit: Duration) -> Result<Value> {
         // A program that is gone says why when its answer is read.
         let _ = writeln!(self.stdin, "{request}");
         self.json("answer", limit)
     }
 
-    /// The next object of one of these `kinds`, if one comes within `limit`. An end before it is an error with the program's words.
+    /// The next object of these `kinds` within `limit`, if any. An earlier end is an error with its words.
     pub fn try_json(&mut self, kinds: &[&str], limit: Duration) -> Result<Option<Value>> {
         let until = Instant::now() + limit;
         loop {
@@ -297,7 +297,7 @@ impl JsonProgram {
     }
 }
 
-/// This program's test of that path alone, in a process of its own: what it prints can be read, and it may end as it likes.
+/// The test of that path alone, in its own process: what it prints can be read, and it may end as it likes.
 #[cfg(test)]
 pub fn one_test(name: &str) -> Command {
     let mut us = Command::new(std::env::current_exe().expect("a test runs"));
@@ -305,8 +305,8 @@ pub fn one_test(name: &str) -> Command {
     us
 }
 
-/// Writes a shell script that can be started at once, for tests: written by another process, since a file that one of our
-/// threads writes while another one forks cannot be started («text file busy»).
+/// Writes a shell script that can be started at once, for tests. Another process writes it: a file that one
+/// of our threads writes while another forks cannot be started («text file busy»).
 #[cfg(test)]
 pub fn script(path: &Path, text: &str) {
     let beside = path.with_extension("text");

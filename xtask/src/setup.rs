@@ -1,7 +1,7 @@
-//! `cargo xtask setup`: which packages a command needs, why, and their installation where we have the right to it.
+//! `cargo xtask setup`: which packages a command needs, why, and their installation where it is allowed.
 //!
-//! A clean machine is Debian 12 or Ubuntu 24.04 with git, gcc and a stable Rust. Other systems get the list and a check
-//! of what can be seen without a package manager.
+//! A clean machine is Debian 12 or Ubuntu 24.04 with git, gcc and a stable Rust. Other systems get the list
+//! and a check of what can be seen without a package manager.
 
 use std::fs;
 use std::path::Path;
@@ -65,7 +65,7 @@ impl Package {
     }
 }
 
-/// Lines of purpose, name and reason, one a package; `@debian` behind the purpose where other systems have none of that name.
+/// Lines of purpose, name and reason, one a package; `@debian` after the purpose if others lack the name.
 const LIST: &str = include_str!("../packages.txt");
 
 fn list() -> impl Iterator<Item = Package> {
@@ -122,11 +122,11 @@ pub fn prepare_with(purpose: Purpose, wheels: &[&Wheels], no_install: bool) -> R
     tools(purpose, wheels, no_install, || install(&["python3-pip"], false))
 }
 
-/// The testbed's nodes start this package's sshd. The package itself would start one for the whole machine, and at each boot.
+/// The testbed's nodes start this package's sshd; the package would start one for the machine, at each boot.
 const SSH_SERVER: &str = "openssh-server";
 
-/// Installs it without the machine's ssh server, which was not there before: tests open no port of the machine. Its units are masked
-/// before the package comes, so that an interrupted set-up has started nothing either.
+/// Installs it without the machine's ssh server, which was absent before: tests open no port of the machine.
+/// Its units are masked before the package comes, so that an interrupted set-up starts nothing either.
 fn without_ssh_server(install: impl FnOnce() -> Result<()>) -> Result<()> {
     let is_systemd = Path::new("/run/systemd/system").exists();
     let Some(root) = as_root().filter(|_| is_systemd) else { return install() };
@@ -150,8 +150,8 @@ fn tools(purpose: Purpose, wheels: &[&Wheels], no_install: bool, pip: impl Fn() 
     wheels.iter().copied().chain(long).try_for_each(|wheels| wheels.prepare(no_install, &pip))
 }
 
-/// Makes sure that ONNX Runtime is there, for a command that needs no other wheels. A bundle fetches nothing: there our programs' own search
-/// counts. Error: it cannot be had.
+/// Makes sure that ONNX Runtime is there, for a command that needs no other wheels. A bundle fetches nothing:
+/// there our programs' own search counts. Error: it cannot be had.
 pub fn onnx_runtime(no_install: bool) -> Result<()> {
     if carried::folder().is_some() {
         let found = Search::here(None).find();
@@ -377,7 +377,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("xtask-apt-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
-        // dpkg stands below apt-get: any signal but SIGINT, which it does not hear, would leave half a package.
+        // dpkg runs below apt-get: any signal but SIGINT, which it does not hear, would leave half a package.
         let sudo = r#"#!/bin/sh
 here=$(dirname "$0"); trap ': > "$here/asked"' INT
 (sleep 1; : > "$here/whole") & : > "$here/at-work"; wait; wait; exit 100

@@ -1,8 +1,8 @@
-//! Ctrl-C, SIGTERM and a hangup of the terminal: whatever was started ends, one line says how to go on, exit status 130.
+//! Ctrl-C, SIGTERM and a terminal's hangup: all that runs ends, a line says how to go on, exit status 130.
 //!
-//! A thread waits for the signal, so that it is heard wherever a command happens to wait. The signal may come to us alone:
-//! then the children get no signal but from here. Points on disk are whole, each was synced before the next one began. A package
-//! manager is asked and waited for, never killed: half a package breaks the machine.
+//! A thread waits for the signal, so that it is heard wherever a command waits. The signal may come to us
+//! alone: then only we signal the children. Points on disk are whole: each was synced before the next began.
+//! A package manager is asked and waited for, never killed: half a package breaks the machine.
 
 use std::io::{IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -85,7 +85,7 @@ pub fn goes_on_with(words: String) {
     *GOES_ON.lock().unwrap_or_else(PoisonError::into_inner) = words;
 }
 
-/// What a stopped run does once all that it started has ended. It must start nothing through [`crate::process`], which holds.
+/// What a stopped run does when all has ended. It must start nothing by [`crate::process`], which holds.
 pub fn removes(removal: impl FnOnce() -> Result<(), String> + Send + 'static) {
     *REMOVES.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(removal));
 }
@@ -95,8 +95,8 @@ pub fn removes_nothing() {
     *REMOVES.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-/// Never returns once a signal came: called where a program was found ended, and before one is started, so that nothing
-/// more is said or done.
+/// Never returns once a signal came. Called where a program was found ended, and before one is started, so
+/// that nothing more is said or done.
 pub fn hold() {
     while STOPPING.load(Ordering::SeqCst) {
         sleep(Duration::from_secs(1));

@@ -1,6 +1,6 @@
-//! The workspace as the commands see it: its root, its text files, its packages as `cargo metadata` lists them.
+//! The workspace as the commands see it: its root, text files, and packages by `cargo metadata`.
 //!
-//! In a bundle ([`crate::carried`]) the root is the bundle's folder: what is carried of the tree lies there at the same paths.
+//! In a bundle ([`crate::carried`]) the root is the bundle's folder, with carried files at the tree's paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ pub fn cargo() -> Command {
     cargo
 }
 
-/// Builds something in the release profile. Cargo says what it builds, how far it is, and when it waits for another cargo.
+/// Builds something in the release profile. Cargo says what, how far it is, and when it waits for another.
 pub fn build_release(what: &[&str]) -> Result<()> {
     build(&[&["--release"], what].concat())
 }
@@ -57,7 +57,7 @@ pub fn build_programs(what: &str, packages: &[&str]) -> Result<()> {
     build_release(packages)
 }
 
-/// Builds something in the development profile, which is built from nothing in a fraction of the release's time.
+/// Builds something in the development profile: from nothing in a fraction of the release profile's time.
 pub fn build(what: &[&str]) -> Result<()> {
     let mut cargo = cargo();
     cargo.arg("build").args(what).arg("--locked");
@@ -128,8 +128,8 @@ fn why_unknown(root: &Path) -> String {
     format!("unknown: {}", Revision::why_unknown(root).unwrap_or_else(|| "git names no commit".to_owned()))
 }
 
-/// The source that this very program was built from, for use where there is neither tree nor git: what `cargo xtask
-/// bundle` put into the environment of its build. Built in any other way it knows nothing, and says so.
+/// The source that this very program was built from, for use without tree and git: what `cargo xtask bundle`
+/// put into the environment of its build. Built in any other way it knows nothing, and says so.
 pub fn compiled_in_revision() -> Revision {
     parse_revision(option_env!("DOORBELL_REVISION").unwrap_or_default())
 }
@@ -175,7 +175,7 @@ impl Tree {
                 large.push((path, about.len()));
                 return None;
             }
-            // A file that is listed and gone was deleted and not committed yet; one that is no UTF-8 is no text.
+            // A listed file that is gone was deleted and not committed yet; one that is no UTF-8 is no text.
             match String::from_utf8(std::fs::read(root.join(&path)).ok()?) {
                 Ok(text) => Some((path, text)),
                 Err(_) => {

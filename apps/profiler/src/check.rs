@@ -38,8 +38,8 @@ pub struct Options {
     /// notices.
     #[arg(long, value_name = "LAYER")]
     perturb: Option<String>,
-    /// Make the input of a test image of that size by the manifest's pre-processing, on the engine, and compare
-    /// it with what the processor makes.
+    /// Make the model's input from a test image of that size on the engine, by the manifest's pre-processing,
+    /// and compare it with the CPU's.
     #[arg(long, value_name = "ROWSxCOLUMNS")]
     image: Option<Size>,
 }

@@ -1,5 +1,5 @@
-//! `profiler check --image`: the model's input is made of a test image, as the manifest's pre-processing says, by the kernel of the
-//! engine and by the CPU's function.
+//! `profiler check --image`: makes the model's input from a test image, as the manifest's pre-processing
+//! says, with the engine's kernel and with the CPU's function.
 
 use std::str::FromStr;
 
@@ -26,7 +26,7 @@ impl FromStr for Size {
     }
 }
 
-/// The input that the engine's kernel makes of an image for each of the batch, and whether it is what the CPU makes, which is printed.
+/// The batch's input that the engine's kernel makes of images, and whether it is near the CPU's; prints it.
 pub fn input(model: &Model, (engine, gpu): (Engine, &Gpu), Size(extents): Size) -> Result<(Vec<f32>, bool)> {
     let preprocess = &model.manifest.preprocess;
     let [rows, columns] = extents;
@@ -60,7 +60,7 @@ pub fn input(model: &Model, (engine, gpu): (Engine, &Gpu), Size(extents): Size) 
     Ok((input, worst < TOLERANCE))
 }
 
-/// The largest difference of an element; NaN if one is no number, as an element is that the kernel has left out.
+/// The largest difference of an element; NaN if one is NaN, as an element that the kernel left out is.
 fn farthest(made: &[f32], wanted: &[f32]) -> f32 {
     made.iter().zip(wanted).map(|(made, wanted)| (made - wanted).abs()).fold(0.0, farther)
 }

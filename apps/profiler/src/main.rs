@@ -1,5 +1,5 @@
-//! Checks and times the zoo's models: layer by layer against ONNX Runtime, alone and several side by side. Runs
-//! one for an image of the user's.
+//! Checks and times the zoo's models: layer by layer against ONNX Runtime, alone and several side by side.
+//! Runs one for a user's image.
 //!
 //! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2, a
 //! result that is wrong with 1. Knows no NIC and no request.
@@ -70,7 +70,7 @@ enum Action {
     Run(run_options::Options),
     /// Time each step of a model.
     Layers(layers::Options),
-    /// Say what a model sees in an image: the likeliest classes, or an image. With seeded weights, the usual ones, that means nothing.
+    /// Say what a model sees in an image: likeliest classes, or an image. Useless with usual seeded weights.
     Answer(answer::Options),
     /// Write what an engine computes for test inputs to a file, which clients of a server compare with.
     Reference(reference::Options),

@@ -32,8 +32,8 @@ pub struct Choice {
     /// Folder of the built models [default: target/zoo beside modelzoo, or zoo in a bundle].
     #[arg(long, value_name = "FOLDER")]
     store: Option<PathBuf>,
-    /// Library of ONNX Runtime, or its folder [default: DOORBELL_ONNXRUNTIME, what set-up fetched, or Python's
-    /// package onnxruntime].
+    /// Library of ONNX Runtime, or its folder [default: DOORBELL_ONNXRUNTIME, what set-up fetched, or
+    /// Python's package onnxruntime].
     #[arg(long, value_name = "PATH")]
     pub onnxruntime: Option<PathBuf>,
 }

@@ -139,7 +139,7 @@ pub fn run(options: &Options) -> Result<bool> {
     report::report((options, engine), &model, (facts, &start.line()), provenance, together)
 }
 
-/// How many connections CUDA is told to have. Where nothing is set, this program starts again with [`CONNECTIONS`].
+/// How many connections CUDA is told to have. If unset, this program starts again with [`CONNECTIONS`].
 fn connections() -> Result<u32> {
     let (variable, most) = CONNECTIONS;
     let Some(set) = std::env::var_os(variable) else {

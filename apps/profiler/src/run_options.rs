@@ -12,8 +12,8 @@ use crate::{format, model, subject};
 pub struct Options {
     #[command(flatten)]
     pub model: model::Choice,
-    /// What runs the model [default: cuda where there is a GPU with CUDA's toolkit and cuDNN, else cpu; a line on standard error says
-    /// which].
+    /// What runs the model [default: cuda where there is a GPU with CUDA's toolkit and cuDNN, else cpu; a
+    /// line on standard error says which].
     #[arg(long, value_enum)]
     pub engine: Option<Engine>,
     #[command(flatten)]

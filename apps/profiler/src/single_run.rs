@@ -1,4 +1,4 @@
-//! One run of a model for one input on any engine, ONNX Runtime included: what `answer` and `reference` share.
+//! One run of a model for one input on any engine, ONNX Runtime included: shared by `answer` and `reference`.
 
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -13,7 +13,7 @@ use crate::model::{self, Model};
 use crate::start::Start;
 use crate::subject::{self, OnGpu};
 
-/// A model, and what computes it. `group(skip)`: several types are called `Choice`, and clap names a group by its type.
+/// A model and its engine. `group(skip)`: clap names a group by its type, and several types are `Choice`.
 #[derive(Args)]
 #[group(skip)]
 pub struct Choice {

@@ -39,7 +39,7 @@ pub struct ConcurrentRuns {
 /// What the GPU's stamps say beside the runs' times.
 #[derive(Default)]
 pub struct Stamps {
-    /// From the end of a run to the end of the next one. Not a histogram, whose bucket for a long run is wider than what launching adds.
+    /// From a run's end to the next one's. No histogram: its bucket may be wider than what launching adds.
     pub periods_ns: Vec<u64>,
     pub overlap: Option<Overlap>,
     /// The step of the GPU's clock.

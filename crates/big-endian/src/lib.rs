@@ -1,6 +1,6 @@
-//! Big-endian fields of a byte slice whose length has been checked, and structures of them as tables of offsets.
+//! Big-endian fields of a byte slice of checked length, and structures of them as tables of offsets.
 //!
-//! Inlined across crates: a NIC reads dozens a message. Knows no structure and no error: those are of its users.
+//! Inlined across crates: a NIC reads dozens a message. Knows no structure or error: those are its users'.
 
 #![forbid(unsafe_code)]
 
@@ -109,8 +109,8 @@ macro_rules! numbers {
 
 numbers! { u8: BitField; u16: BitField; u32: BitField; u64: ; }
 
-/// So many bits of the number at `at`, from bit `shift` on, where 0 is the lowest; the number has as many bytes as those bits need. Same
-/// contract as [`array`].
+/// Reads `width` bits of the number at `at`, from bit `shift` on (0 is the lowest). The number has as many
+/// bytes as those bits need. Same contract as [`array`].
 #[inline]
 pub fn bits(bytes: &[u8], at: usize, shift: u32, width: u32) -> u32 {
     let place = at..at + (shift + width).div_ceil(8) as usize;
@@ -118,7 +118,7 @@ pub fn bits(bytes: &[u8], at: usize, shift: u32, width: u32) -> u32 {
     number >> shift & (u32::MAX >> (32 - width))
 }
 
-/// Stores the low bits of `value` where [`bits`] reads them; the bits beside them stay. Same contract as [`array`].
+/// Stores the low bits of `value` where [`bits`] reads them; other bits stay. Same contract as [`array`].
 #[inline]
 pub fn put_bits(bytes: &mut [u8], at: usize, shift: u32, width: u32, value: u32) {
     let len = (shift + width).div_ceil(8) as usize;
@@ -129,8 +129,8 @@ pub fn put_bits(bytes: &mut [u8], at: usize, shift: u32, width: u32, value: u32)
     }
 }
 
-/// Declares a structure of so many bytes with the place of each field, and how it is read and written: a value of whole bytes with its
-/// offset, `at`; some bits as `at[shift, width]`, see [`bits`].
+/// Declares a structure of so many bytes with each field's place, and how it is read and written. Whole bytes
+/// stand at their offset, `at`; some bits at `at[shift, width]`, see [`bits`].
 #[macro_export]
 macro_rules! fields {
     (@read $bytes:ident, $start:expr, $type:ty, $at:literal) => {
@@ -178,8 +178,8 @@ macro_rules! fields {
     };
 }
 
-/// [`fields!`] with a way to read them from bytes that may be too few. In front: the user's check of a length, as
-/// `check(what, bytes, need)?`, and its error.
+/// [`fields!`], and reading them from bytes that may be too few. In front stand the user's check of a length,
+/// called as `check(what, bytes, need)?`, and its error.
 #[macro_export]
 macro_rules! structure {
     ($check:path, $error:path; $(#[$doc:meta])* $name:ident($what:literal, $size:literal) { $($fields:tt)* }) => {

@@ -12,14 +12,14 @@ pub struct Gpu {
     /// Number of the GPU, as CUDA counts [default: the first].
     #[arg(long, value_name = "N")]
     pub gpu: Option<u32>,
-    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels [default: DOORBELL_CUDA, CUDA_HOME, CUDA_PATH,
-    /// /usr/local/cuda].
+    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels [default: DOORBELL_CUDA, CUDA_HOME,
+    /// CUDA_PATH, /usr/local/cuda].
     #[arg(long, value_name = "FOLDER")]
     pub cuda: Option<PathBuf>,
 }
 
 impl Gpu {
-    /// Starts it. Errors: no GPU, no driver, no toolkit; each says where it was looked for, and `without_a_gpu`, what to do then.
+    /// Starts it. Errors: no GPU, driver or toolkit, where each was searched, and the remedy `without_a_gpu`.
     pub fn machine(&self, without_a_gpu: &str) -> Result<Machine> {
         let gpu = Machine::gpu(self.gpu, self.cuda.as_deref());
         gpu.map_err(|error| anyhow!("{error}; without a GPU{without_a_gpu}"))

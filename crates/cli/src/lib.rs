@@ -1,4 +1,4 @@
-//! Command lines of programs that use a NIC: what is wrong in one line, exit codes, signals, JSON lines, and [`Nic`].
+//! Command lines of programs that use a NIC: one-line errors, exit codes, signals, JSON lines, and [`Nic`].
 //!
 //! Left out: what a program does. Knows nothing of which NIC lies below (INV-4).
 
@@ -60,15 +60,15 @@ pub const BAD_INPUT: u8 = 2;
 /// Exit code: a signal ended it (128 + SIGINT, as shells say it).
 pub const INTERRUPTED: u8 = 130;
 
-/// Writes one line at once, so that lines of two programs that fail together do not mix; a closed stream is no error.
+/// Writes one line at once, so that lines of two failing programs do not mix; a closed stream is no error.
 #[doc(hidden)]
 pub fn print(stream: &mut dyn Write, text: fmt::Arguments<'_>) {
     let _ = stream.write_all(format!("{text}\n").as_bytes());
     let _ = stream.flush();
 }
 
-/// A program from its command line to its exit code: `--help` and the like succeed; an error of `run` is bad input, and so is an
-/// option that `table` gives to others. `--write-manual` is answered here ([`manual`]).
+/// Runs a program from its command line to its exit code: `--help` and the like succeed; an error of `run`,
+/// or an option that `table` gives to others, is bad input. Answers `--write-manual` ([`manual`]).
 pub fn main<C: Parser>(
     program: &str,
     table: &[OptionScope<C>],
@@ -93,8 +93,8 @@ pub fn main<C: Parser>(
     run(command).map_or_else(|error| bad_input(program, &sentence(&error)), ExitCode::from)
 }
 
-/// Takes one of these names as a value, or its alias. `--help` lists each with what is said of it, and an unknown one is refused with
-/// all of them.
+/// Takes one of these names, or its alias, as a value. `--help` lists each with its description, and the
+/// refusal of an unknown one lists all.
 pub fn choice<T>(
     names: impl IntoIterator<Item = (&'static str, Option<&'static str>, String)>,
 ) -> impl TypedValueParser<Value = T>
@@ -143,7 +143,7 @@ pub fn stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Has a thread that sleeps meanwhile call `call` at Ctrl-C and SIGTERM, so that the program's own thread may sleep as well.
+/// Has a sleeping thread call `call` at Ctrl-C and SIGTERM, so that the program's thread may sleep as well.
 pub fn on_stop(call: impl FnMut() + Send + 'static) -> Result<()> {
     on_signals(&[signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM], "stop", call)
 }

@@ -9,7 +9,7 @@ use verbs::code::{Access, Mtu};
 use verbs::connect::{GidChoice, Hello, Path, PathOptions, QpOffer};
 use verbs::{Qp, QpType};
 
-/// What NIC and link below us are, for results: `softnic run` says in the environment that it started us. Not for decisions.
+/// NIC and link of this process, for results: `softnic run` tells in the environment. Not for decisions.
 pub fn nic_label() -> Label {
     if std::env::var_os("SOFTNIC_FABRIC").is_some() { Label::Emulated } else { Label::Hardware }
 }

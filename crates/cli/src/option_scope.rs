@@ -1,4 +1,4 @@
-//! Options that only some roles of a program use, as a table: one that the role does not use is refused, not ignored.
+//! Options that only some roles of a program use, as a table: one that the role does not use is refused.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory};
@@ -14,7 +14,7 @@ pub struct OptionScope<C> {
     pub when: fn(&C) -> bool,
 }
 
-/// The message about the first given option that is not used. Behind a subcommand, options are the subcommand's.
+/// The message about the first given option that is unused. Behind a subcommand, options are its own.
 pub fn stray<C: CommandFactory>(
     command: &C,
     matches: &ArgMatches,

@@ -47,8 +47,8 @@ impl Ended {
     }
 }
 
-/// Where a program of cargo's lies: where the tests were carried to another machine, the environment says so under the name
-/// that cargo has for it.
+/// Path of a program that cargo built. If the tests were carried to another machine, the environment has it
+/// under cargo's name for it.
 pub fn program(variable: &str, built: &str) -> String {
     std::env::var(variable).unwrap_or_else(|_| built.to_owned())
 }
@@ -69,8 +69,8 @@ pub fn refused(program: &str, arguments: &[&str], words: &[&str]) {
     assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
 }
 
-/// Asks that `--help` lists each name of an option's values, beside its other name where it has one, and that an unknown value is refused
-/// with all of them.
+/// Asserts that `--help` lists each name of an option's values beside its alias, and that an unknown value is
+/// refused with all of them.
 pub fn names_each<C: Parser>(option: &str, names: &[(&str, Option<&str>)]) {
     let help = C::command().render_long_help().to_string();
     let refusal = C::command().try_get_matches_from(["program", &format!("--{option}=none-such")]);
@@ -182,8 +182,8 @@ impl Program {
     }
 }
 
-/// Tries longer and longer loads, the first for `load`, until one has done something: on a busy machine the programs may have done
-/// nothing in a moment. Panics if a minute of it is not enough.
+/// Tries longer and longer loads, the first for `load`, until one has done something: on a busy machine a
+/// short one may do nothing. Panics if a minute is not enough.
 pub fn until_loaded<T>(mut load: Duration, mut run: impl FnMut(Duration) -> Option<T>) -> T {
     loop {
         if let Some(found) = run(load) {

@@ -8,7 +8,7 @@ pub const FAINT: RGBColor = RGBColor(110, 110, 110);
 /// The ground of plots in a dark page.
 const DARK: RGBColor = RGBColor(28, 31, 36);
 
-/// One colour a curve: Okabe and Ito's first, which colour-blind readers tell apart, then others that are darker or paler.
+/// One colour a curve: Okabe and Ito's first, which the colour-blind tell apart, then darker or paler ones.
 pub const COLOURS: [RGBColor; 16] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -37,7 +37,7 @@ pub fn on_dark() -> Vec<[String; 2]> {
         (FAINT, RGBColor(160, 165, 172)),
         (GRID, RGBColor(58, 62, 68)),
     ];
-    // As much white as the dark ones need to stand out: luminance 0.23 is 4.5 times that of the ground (WCAG 2.2, with gamma 2).
+    // So much white that dark ones stand out: luminance 0.23 is 4.5 times the ground's (WCAG 2.2, gamma 2).
     let paler = |RGBColor(red, green, blue): RGBColor| {
         let mixed = |tenths: u16| {
             [red, green, blue].map(|part| (u16::from(part) + (255 - u16::from(part)) * tenths / 10) as u8)

@@ -1,4 +1,4 @@
-//! Recorded and published numbers as one table in CSV (RFC 4180), a line for each number: what other programs plot.
+//! Recorded and published numbers as one CSV table (RFC 4180), a line a number, for other plotting programs.
 
 use crate::Paper;
 use crate::measured::Entry;

@@ -1,4 +1,4 @@
-//! The plots that a spec asks for: a number against x, measured curves beside published ones and formulas, and the caption.
+//! The plots of a spec: a number against x, measured curves beside published ones and formulas; a caption.
 
 use std::collections::BTreeMap;
 
@@ -308,7 +308,7 @@ fn binary(bytes: u64) -> String {
     }
 }
 
-/// A logarithmic axis that fits the data, with ticks at 1, 2 and 5 of each power of ten, or at the powers alone where there are many.
+/// A logarithmic axis that fits the data. Ticks: 1, 2 and 5 of each power of ten; the powers alone if many.
 pub(crate) fn decades(name: &str, least: f64, most: f64) -> Axis {
     let range = least * 0.8..most * 1.6;
     let powers = (range.start.log10().floor() as i32)..=(range.end.log10().ceil() as i32);

@@ -33,12 +33,12 @@ struct Summary {
 #[error("it is a run by the host twin, whose numbers are neither judged nor recorded")]
 pub struct ByHostTwin;
 
-/// Reads the folder that a run's `--out` was; the experiment's name, the entry computed from its points, and what is to be said
-/// of a machine that was busy. With `part`, a way to the file that has other parts, series without a point are left out of what
-/// is wanted, and rows of other series stay that were recorded there of the same machine and extent. They keep their
-/// revision; where a claim compares series, only rows of the same revision and versions stay.
-/// Errors: a file that is damaged or cut, an experiment that is not known, points that are not whole, not of one run, or not all
-/// that it measures; [`ByHostTwin`]; a part of an experiment that compares its series by more than their rows.
+/// Reads the folder that a run's `--out` was. Returns the experiment's name, the entry computed from its
+/// points, and a warning about a busy machine. With `part`, the path of the file with other parts, series
+/// without a point are not wanted. Recorded rows of other series of the same machine and extent stay, with
+/// their revision; where a claim compares series, only rows of the same revision and versions stay.
+/// Errors: a damaged or cut file, an unknown experiment, points not whole, not of one run, or not all that it
+/// measures; [`ByHostTwin`]; a part of an experiment that compares series by more than their rows.
 pub fn imported(
     experiments: &Path,
     folder: &Path,

@@ -1,12 +1,12 @@
-//! Experiments: what is swept (`Spec`), what was measured (`Point`), what is claimed (`Paper`), and what becomes of both: verdicts
-//! (`judge`), tables, plots, and the committed `measured.json`.
+//! Experiments: what is swept (`Spec`), measured (`Point`) and claimed (`Paper`), and what becomes of it:
+//! verdicts (`judge`), tables, plots, and the committed `measured.json`.
 //!
-//! Starts no program: a command measures one point at a time and hands it in. Left out: what a point's program is told.
+//! Starts no program: a command hands in one measured point at a time. Left out: what its program is told.
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 
-/// Prints a line on stdout, in one write. A reader that goes away (`| head`) is no error, and no reason to panic.
+/// Prints a line on stdout, in one write. A reader that goes away (`| head`) causes no error and no panic.
 #[macro_export]
 macro_rules! say {
     () => { $crate::say!("") };

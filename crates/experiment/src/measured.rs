@@ -1,5 +1,5 @@
-//! `experiments/*/measured.json`: what was measured where, one entry for each machine, label, GPU and shaped rate; `--record` and
-//! `import` write it.
+//! `experiments/*/measured.json`: what was measured where, one entry for each machine, label, GPU and shaped
+//! rate; written by `--record` and `import`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -74,7 +74,7 @@ impl Measured {
 const MOST_REPETITIONS: usize = 10_000;
 
 impl Entry {
-    /// Machine, label, GPU and rate in words: two entries with the same ones are one measurement at two times.
+    /// Machine, label, GPU and rate in words: entries with equal ones are one measurement at two times.
     pub fn subject(&self) -> String {
         let from = &self.provenance;
         let gpu = if from.gpu_device.is_empty() { String::new() } else { format!(", {}", from.gpu_device) };
@@ -83,15 +83,15 @@ impl Entry {
         format!("{} ({}{gpu}{rate})", self.machine, self.label)
     }
 
-    /// Whether both are parts of one measurement: of one machine, label, GPU, rate and extent. Series that are not judged
-    /// `one_by_one` are compared, so they must be of one revision and of the same versions too.
+    /// Whether both are parts of one measurement: same machine, label, GPU, rate and extent. Series not
+    /// judged `one_by_one` are compared, so they must share revision and versions too.
     pub(crate) fn is_part_with(&self, other: &Entry, one_by_one: bool) -> bool {
         let is_same = (self.subject(), self.extent) == (other.subject(), other.extent);
         is_same && (one_by_one || resume::differs(&self.provenance, &other.provenance).is_none())
     }
 
-    /// Points whose medians, least and most are those of the rows: a recorded run keeps no more of each repetition, but for the
-    /// distribution of one that is alone.
+    /// Points whose medians, least and most are those of the rows: of each repetition a recorded run keeps
+    /// only the distribution, if it is alone.
     pub fn points(&self, experiment: &str) -> Vec<Point> {
         self.rows.iter().flat_map(|row| self.points_of(row, experiment)).collect()
     }
@@ -152,8 +152,8 @@ pub fn allowed(revision: &Revision) -> Result<()> {
     Ok(())
 }
 
-/// Puts `entry` in the place of the one of the same machine, label, GPU and rate, or at the end. A quick run takes no other's
-/// place but a quick one's. The file is replaced whole or not at all.
+/// Replaces the entry of the same machine, label, GPU and rate, or appends `entry`. A quick run replaces only
+/// a quick one. The file is replaced whole or not at all.
 pub fn record(path: &Path, entry: Entry) -> Result<()> {
     let mut measured = Measured::read(path)?;
     match measured.entries.iter_mut().find(|old| old.subject() == entry.subject()) {

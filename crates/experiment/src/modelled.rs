@@ -1,8 +1,8 @@
-//! The modelled line of figure 4: what a 100 Gbit/s link would carry of requests posted as fast as a GPU was measured to post.
+//! Figure 4's modelled line: what a 100 Gbit/s link would carry of requests at a GPU's measured post rate.
 //!
-//! Label `modelled`: the time of a post is a measurement (`experiments/bench-post-gpu`, no NIC), the rest is the wire model. It
-//! assumes a NIC that keeps up with every doorbell and a link that is never idle while a request is there, so that it is a
-//! bound from above: a card has a limit of its own on messages a second, which is not in it.
+//! Label `modelled`: the time of a post is measured (`experiments/bench-post-gpu`, no NIC), the rest is the
+//! wire model. It assumes a NIC that keeps up with every doorbell and a link that is never idle while a
+//! request is there. So it is an upper bound: a card's own limit on messages a second is not in it.
 
 use std::path::Path;
 
@@ -119,7 +119,7 @@ struct PostSummary {
     rows: Vec<Row>,
 }
 
-/// The lines that rows have the posts for: a run may have left rows out, or had no such side. Error: a time that is none.
+/// The lines whose posts the rows have: a run may lack rows, or the side. Error: a time that is not above 0.
 fn lines(gpu_device: &str, rows: &[Row]) -> Result<Vec<Modelled>> {
     let mut lines = Vec::new();
     for line @ (row, side, _) in LINES {
@@ -150,8 +150,8 @@ mod tests {
     use crate::measured::Entry;
     use crate::point::example;
 
-    /// Rows: ns a post and payload, and Gbit/s worked out by hand: 78 bytes of headers and RETH, 62 for each packet more;
-    /// the link carries 20 bytes a packet beside.
+    /// Rows: ns a post, payload, and Gbit/s worked out by hand: 78 bytes of headers and RETH, 62 for each
+    /// further packet; the link carries 20 bytes a packet beside.
     #[test]
     fn slow_posts_bound_small_messages_and_the_link_large_ones() {
         for (post_ns, payload, gbps) in [

@@ -1,4 +1,4 @@
-//! `experiments/figN/paper.toml`: the published curves, and the paper's claims, each with the rule that judges it.
+//! `experiments/figN/paper.toml`: published curves, and the paper's claims, each with its judging rule.
 
 use std::path::Path;
 
@@ -91,7 +91,7 @@ pub struct Claim {
     pub source: String,
     /// What else a reader should know.
     pub note: Option<String>,
-    /// Series that it is about; `gpu-*` means every one that begins so. Some rules give their order a meaning.
+    /// Series that it is about; `gpu-*` means all that begin so. Some rules give their order a meaning.
     pub series: Vec<String>,
     /// What a point must stand on to count.
     pub needs: Vec<Need>,
@@ -138,8 +138,8 @@ impl TryFrom<toml::Table> for Claim {
 pub enum Rule {
     /// Each series reaches this share of what its link can carry.
     Saturates { at_least: f64 },
-    /// Each series reaches this share of what a link of the rate that it was shaped to can carry, at each payload size in a range
-    /// at which its posts alone, by their time in that run, allow more than the link carries.
+    /// Each series reaches this share of what a link of its shaped rate can carry. Counted: payload sizes in
+    /// a range at which its posts alone, by their time in that run, allow more than the link carries.
     Fills {
         at_least: f64,
         /// First and last payload size that counts.
@@ -163,7 +163,7 @@ pub enum Rule {
     },
     /// Each point of each series has this value.
     Equals { field: String, value: f64 },
-    /// Each series lies above the next one: by `slope` below the plateau, or by a field at every common payload size.
+    /// Each series lies above the next: by `slope` below the plateau, or a field at each common payload size.
     Order {
         /// `slope`, or a number of a point.
         field: String,
@@ -173,14 +173,14 @@ pub enum Rule {
     },
     /// For each series, its largest median over all payload sizes divided by the smallest.
     Flat { field: String, at_most: f64 },
-    /// For each series, the value falls with the payload: rank correlation below −0.5, and at least by this share.
+    /// In each series the value falls with the payload: rank correlation below −0.5, at least by this share.
     Falls {
         field: String,
         /// Share by which the largest payloads lie below the smallest.
         at_least: f64,
     },
-    /// Each series, or its quotient with `by` within the same repetition, keeps every bound that is given: the median over the
-    /// repetitions. Without a bound it is reported.
+    /// Each series, or its quotient with `by` within the same repetition, keeps every given bound: the median
+    /// over the repetitions. Without a bound it is reported.
     Bound {
         field: String,
         /// Series that it is divided by; its `*` stands for what the star of the claim's series does.
@@ -190,7 +190,7 @@ pub enum Rule {
         below: Option<f64>,
         /// A number that is not 0 where a series, or what it is divided by, cannot be judged; and why.
         unless: Option<(String, String)>,
-        /// The numbers that `field` is made of, as the spec says: the evidence names those in which the two series differ most.
+        /// The numbers that `field` is made of, by the spec: the evidence names those that differ most.
         #[serde(skip)]
         parts: Vec<String>,
     },

@@ -1,4 +1,4 @@
-//! SVG to PDF, with the font that is compiled in as a part of the file, so that a plot prints alike everywhere.
+//! SVG to PDF, with the compiled-in font as a part of the file, so that a plot prints alike everywhere.
 
 use anyhow::{Result, anyhow};
 use svg2pdf::{ConversionOptions, PageOptions};

@@ -1,4 +1,4 @@
-//! All that an experiment draws of some points: its plots against x, distributions, timelines, stacks and bars.
+//! All pictures of an experiment: plots against x, distributions, timelines, stacks and bars.
 
 use anyhow::Result;
 
@@ -7,8 +7,8 @@ use crate::picture::{Picture, RunPoints};
 use crate::point::Point;
 use crate::{Experiment, figures, runs};
 
-/// What there are points for, in the order of the spec; without any point the published curves and stacks alone.
-/// `modelled`: lines of posts that were measured without a NIC; `unmeasured`: series without a point.
+/// Draws what there are points for, in the order of the spec; without any point the published curves and
+/// stacks alone. `modelled`: lines of posts measured without a NIC; `unmeasured`: series without a point.
 pub fn pictures(
     experiment: &Experiment,
     points: &[Point],

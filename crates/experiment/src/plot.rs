@@ -1,7 +1,7 @@
 //! Drawing: panels with curves and bands, a legend beside them, a caption below, as SVG.
 //!
-//! Knows curves, not experiments (`figures.rs`). No two curves of a plot share a colour but a broken and a solid one of one level, and no
-//! two broken lines their dashes.
+//! Knows curves, not experiments (`figures.rs`). In a plot, only a broken and a solid curve of one level
+//! share a colour, and no two broken lines their dashes.
 
 use std::ops::Range;
 
@@ -86,7 +86,7 @@ struct CurveStyle {
     marker: usize,
 }
 
-/// A look for each curve: measured ones take colours and markers, broken ones colours and dashes. Error: more curves than colours.
+/// A look for each curve: a colour with markers (measured) or dashes (broken). Error: too many curves.
 fn looks(curves: &[Curve]) -> Result<Vec<CurveStyle>> {
     let mut colours = COLOURS.iter();
     let mut looks: Vec<CurveStyle> = Vec::new();
@@ -451,7 +451,7 @@ mod tests {
             lines.filter(|element| element.contains("#0072B2")).map(leftmost).collect()
         };
         let legend = 800 - LEGEND as i32;
-        // Two points of one curve, one of them left of the axis: a piece of the legend, and no line to the legend.
+        // Two points of one curve, one left of the axis: a piece of the legend, and no line to the legend.
         let text = draw(&[curve(0, Kind::Broken)]);
         let found = lefts(&text);
         assert!(!found.is_empty() && found.iter().all(|left| *left >= legend), "{found:?}");

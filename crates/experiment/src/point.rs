@@ -53,8 +53,8 @@ pub struct Point {
 }
 
 impl Samples {
-    /// Those of a whole run: of a gauge the median of the points' medians, the least and the most of all; of a counter the sum. Something
-    /// is absent if no point has it.
+    /// Samples of a whole run: of a gauge the median of the points' medians, the least and the most; of a
+    /// counter the sum. Left out: what no point has.
     pub fn of_run(points: &[Point]) -> Samples {
         let all = || points.iter().filter_map(|point| point.samples.as_ref());
         let mut run = Samples::default();
@@ -128,7 +128,7 @@ impl Point {
         self.missing.is_none()
     }
 
-    /// Whether it is one that claims look at: all its factors but x are 1, as `list` is for requests posted one by one.
+    /// Whether claims look at it: all its factors but x are 1, as `list` is for requests posted one by one.
     pub fn is_base(&self) -> bool {
         self.at.values().all(|value| *value == 1)
     }
@@ -170,8 +170,8 @@ pub fn label_of(points: &[Point]) -> Label {
     Label::weakest(points.iter().map(|point| point.label))
 }
 
-/// Where points of one run come from: theirs is the same but for the GPU, which takes part in some series only. What is said
-/// of it is the weakest of those.
+/// Provenance of the points of one run. Points differ only in the GPU, which takes part in some series; its
+/// label is the weakest of those.
 pub fn provenance_of(points: &[Point]) -> Option<Provenance> {
     let used = points.iter().map(|point| point.provenance.gpu).filter(|gpu| *gpu != Label::None);
     Some(Provenance { gpu: Label::weakest(used), ..points.first()?.provenance.clone() })
@@ -195,9 +195,9 @@ pub fn revision(from: &Provenance) -> String {
     format!("revision {commit}{changes}")
 }
 
-/// A sentence about a machine that was at work before the run, above half of its cores: what ran there may have gone on beside
-/// the run. Where the cores of other programs were measured meanwhile, [`disturbed`] knows better: the load may be of our own build. Of
-/// points that were measured in several goes the busiest one counts.
+/// A sentence about a machine with more than half of its cores busy before the run: what ran there may have
+/// gone on. Where other programs' cores were measured meanwhile, [`disturbed`] knows better: the load may be
+/// our build. Of points that were measured in several runs the busiest counts.
 pub fn crowded(points: &[Point]) -> Option<String> {
     let unwatched = points.iter().filter(|point| point.others.is_none());
     let loads = unwatched.filter_map(|point| Some((point.provenance.load?, point.provenance.cores)));
@@ -213,7 +213,7 @@ pub fn crowded(points: &[Point]) -> Option<String> {
 /// Share of the cores that others may use before verdicts are marked.
 const DISTURBED: f64 = 0.1;
 
-/// A sentence about programs of others that took more than a tenth of the machine while the points were measured.
+/// A sentence about other programs that took more than a tenth of the machine while points were measured.
 pub fn disturbed(points: &[Point]) -> Option<String> {
     let others: Vec<f64> = points.iter().filter_map(|point| point.others).collect();
     let cores = points.first()?.provenance.cores as f64;

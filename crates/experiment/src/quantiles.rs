@@ -1,7 +1,7 @@
 //! The distribution that a recorded row keeps: quantiles of its runs' times, from the least to the largest.
 //!
-//! In `measured.json` they are one string: the least time in ns, then each quantile less the one before it. 1,001 numbers on lines of
-//! their own would take 20,000 bytes a row, and the file is part of the tree; differences are a tenth of that.
+//! In `measured.json` they are one string: the least time in ns, then each quantile less the one before. A
+//! line each, 1,001 numbers would take 20,000 bytes a row of a file in the tree; differences take a tenth.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -13,7 +13,7 @@ pub fn refused(text: impl Into<String>) -> anyhow::Error {
 /// Least similarity of a misspelt name: `roec` and `roce` have 0.92.
 const SIMILAR: f64 = 0.8;
 
-/// `; the nearest is` with the name, for a message that refuses `name`; empty when none of `names` is near, or two are equally so.
+/// `; the nearest is` and a name, for a refusal of `name`. Empty if none is near, or two are equally so.
 pub fn nearest(name: &str, names: &[impl AsRef<str>]) -> String {
     let similarity = |one: &str| strsim::jaro(&name.to_lowercase(), &one.to_lowercase());
     let mut near: Vec<(f64, &str)> =

@@ -1,6 +1,6 @@
-//! What an earlier run left in `--out`: kept by `--resume`, else moved aside; and which of its points are measured again.
+//! What an earlier run left in `--out`: kept by `--resume`, else moved aside; which points are repeated.
 //!
-//! Nothing that was measured is deleted. Of a point with two lines in `results.jsonl` the newer one counts, and both are shown.
+//! No measurement is deleted. Of a point with two lines in `results.jsonl` the newer counts; both are shown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -42,13 +42,13 @@ pub struct Earlier {
 /// Settings that the program of a point is told.
 pub type Asked<'a> = &'a dyn Fn(&Key) -> BTreeMap<String, u64>;
 
-/// A folder of results that this process alone writes, until this is dropped or the process ends, however it ends.
+/// A folder of results that this process alone writes, until this is dropped or the process ends in any way.
 #[derive(Debug)]
 pub struct Locked(File);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Closing is not enough: a child that another thread starts has a copy until it executes its program (`flock(2)`).
+        // Closing is not enough: another thread's child has a copy until its `exec` (`flock(2)`).
         let _ = self.0.unlock();
     }
 }
@@ -85,9 +85,9 @@ fn points(file: &Path) -> Result<json_lines::Records<Point>> {
     })
 }
 
-/// What a user can mend in `--out`, before minutes of building: a file in its place, another experiment's results, points that were
-/// measured otherwise than this run would, as far as that is known without the programs. `known`: provenance of this run, where it
-/// is not known as in the earlier one's.
+/// Checks `--out` before minutes of building: a file in its place, another experiment's results, points
+/// measured otherwise than this run would, as far as known without the programs. `known`: this run's
+/// provenance, with the earlier run's values where it is unknown.
 pub fn check(
     spec: &Spec,
     options: &Options,
@@ -129,7 +129,7 @@ fn of_this_experiment(point: &Point, out: &Path, name: &str) -> Result<()> {
     }
 }
 
-/// Points of a cut run, when they are to be kept; otherwise all that it left is moved aside, never overwritten.
+/// Points of a cut run, if they are to be kept; otherwise all that it left is moved aside, never overwritten.
 pub fn earlier(
     experiment: &Experiment,
     options: &Options,
@@ -198,7 +198,7 @@ pub fn newest(points: Vec<Point>) -> (Vec<Point>, Vec<Point>) {
     (kept, older)
 }
 
-/// Renames points, plots and summary of an earlier run, all with the same number; what was moved, as a line to print.
+/// Renames points, plots and summary of an earlier run, all with one number. Returns a line to print.
 fn move_aside(out: &Path, spec: &Spec) -> Result<Option<String>> {
     let plots = spec.pictures().flat_map(|name| [(name, "svg"), (name, "png")]);
     let left: Vec<(&str, &str)> = [("results", "jsonl"), ("summary", "json")]
@@ -279,7 +279,7 @@ fn of_keys<V: ToString>(
     keys.into_iter().find_map(|key| Difference::of(of(key), value(old, key), value(new, key)))
 }
 
-/// Refuses a point of an earlier run that is none of this one; everything that provenance says must be the same, and what the
+/// Refuses a point of an earlier run that does not fit. All of its provenance must be the same, and what the
 /// program is told of time and settings.
 fn like(point: &Point, provenance: &Provenance, grid: &Grid, file: &Path, asked: Asked<'_>) -> Result<()> {
     let key = point.key();

@@ -1,5 +1,5 @@
-//! A run: every point of the grid that is not there yet, each on disk before the next one starts; then table, plots, verdicts and,
-//! if asked for, the entry of `measured.json`. Nothing is filtered (INV-10).
+//! A run: every missing point of the grid, each on disk before the next starts; then table, plots, verdicts
+//! and, if asked for, the entry of `measured.json`. Nothing is filtered (INV-10).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! Plots of repeated runs: distributions of their times, and what they move as bars.
 //!
-//! A distribution is made of the quantiles that a point keeps in its `detail` (`quantiles_ns`, from the least to the largest).
+//! A distribution is made of the quantiles in a point's `detail` (`quantiles_ns`, from least to largest).
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
@@ -15,7 +15,7 @@ use crate::point::Point;
 use crate::spec::{Bars, Cdf, Timeline};
 use crate::{Experiment, Paper, stacks};
 
-/// The quantiles of a distribution that a recorded run keeps, in ms, and the share of runs that took no longer.
+/// Quantiles of a distribution that a recorded run keeps, in ms, and the percentage of runs up to each.
 const QUANTILES: [(&str, f64); 3] = [("least_ms", 0.0), ("p50_ms", 50.0), ("p99_ms", 99.0)];
 /// The phases of a timeline that a recorded run keeps: seconds, and the number meanwhile.
 const PHASES: [(&str, &str); 3] =
@@ -75,8 +75,8 @@ fn has_published(curves: &[Curve]) -> bool {
     curves.iter().any(|curve| matches!(curve.kind, Kind::Published))
 }
 
-/// One curve for each x and repetition of the plot's series that has its quantiles; of recorded rows without them one for each x, of the
-/// times that they keep.
+/// One curve for each x and repetition of the plot's series that has its quantiles. Recorded rows without
+/// them: one for each x, of the times that they keep.
 fn distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<Curve> {
     let own = points.iter().filter(|point| plot.series.contains(&point.series));
     let (mut whole, without): (Vec<&Point>, Vec<&Point>) = own.partition(|point| !is_recorded(point));
@@ -200,7 +200,7 @@ struct Group {
     bars: Vec<(String, f64)>,
 }
 
-/// The bars of each series that has points: at the smallest x, and at the one where the first number is largest.
+/// The bars of each series that has points: at the smallest x, and at that of the largest first number.
 fn groups(experiment: &Experiment, plot: &Bars, points: &[Point]) -> Vec<Group> {
     let group = |series: String| {
         let medians = |field: &str| by_x(points, &series, field, |_| true);

@@ -1,6 +1,6 @@
-//! What the machine did while points were measured: gauges such as watts, and by how much counters grew. No claim looks at it.
+//! What the machine did during measurement: gauges such as watts, and counters' growth. No claim looks at it.
 //!
-//! `docs/samples.md` has the names. A command reads them; here is what is kept of a point, and of a whole run.
+//! `docs/samples.md` has the names. A command reads them; this is what a point and a whole run keep.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 use crate::number::number;
 use crate::statistics::spread;
 
-/// Samples of one point, or of all points of a run. Each name ends with its unit, but for counters that others named.
+/// Samples of one point, or of a run's points. Each name ends with its unit, unless others named it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Samples {
     /// Median, least and most of the readings: `cpu_mhz`, `gpu_watts`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gauges: BTreeMap<String, [f64; 3]>,
-    /// By how much a counter grew: `nic.messages_sent`, `cpu_joules`. Of the NIC's and the switch's those that did not grow are left out.
+    /// Growth of a counter: `nic.messages_sent`, `cpu_joules`. NIC and switch counters are left out if 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<String, f64>,
     /// Why something was not read, by its name or by the beginning that its names share: `nic`, `cpu_watts`.

@@ -45,7 +45,7 @@ pub struct Spec {
     /// Experiments whose claims the points can judge.
     #[serde(default)]
     pub judges: Vec<Judges>,
-    /// Paths of the tree that its numbers depend on: an entry of `measured.json` from before their last change is named by tidy.
+    /// Paths that its numbers depend on: tidy names entries of `measured.json` older than their last change.
     #[serde(default)]
     pub sources: Vec<String>,
     grid: Grid,
@@ -54,7 +54,7 @@ pub struct Spec {
     /// What the program of every point is told; its function reads it.
     #[serde(default)]
     pub options: toml::Table,
-    /// Numbers that add up to another one, by its name: a verdict on a quotient of it names those that make the difference.
+    /// Numbers that add up to another, by its name: a verdict on its quotient names those that differ most.
     #[serde(default)]
     pub parts: BTreeMap<String, Vec<String>>,
     /// Aims of our own, judged beside the papers' claims.
@@ -131,7 +131,7 @@ pub struct Cdf {
     pub beside: Option<String>,
 }
 
-/// One curve for each run of some series: pairs of seconds and a number that each point keeps in its `detail`.
+/// One curve for each run of some series: pairs of seconds and a number in each point's `detail`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Timeline {
@@ -406,8 +406,8 @@ impl Grid {
         all
     }
 
-    /// All points in the order in which they are measured: A B A B within one x, all x within a repetition, so that ratios and
-    /// repetitions share the machine's mood.
+    /// All points in the order of measurement: A B A B within one x, all x within a repetition. So ratios and
+    /// repetitions share the machine's state.
     pub fn keys(&self) -> Vec<Key> {
         let others: Vec<(&String, Vec<BTreeMap<String, u64>>)> =
             self.series.iter().map(|series| (series, self.others(series))).collect();

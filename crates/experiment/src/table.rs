@@ -28,7 +28,7 @@ pub struct Row {
     pub content_ok: bool,
     /// Median, least, most, by the names of the points' numbers.
     pub values: BTreeMap<String, [f64; 3]>,
-    /// The distribution of a row of one point, if the experiment draws it: a recorded run keeps no other detail.
+    /// The distribution of a one-point row, if the experiment draws it: a recorded run keeps no other detail.
     #[serde(default, rename = "quantiles_ns", skip_serializing_if = "Option::is_none")]
     pub quantiles: Option<Quantiles>,
     /// Where the row comes from, if it is of another revision or of other versions than its entry.
@@ -74,7 +74,7 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
     groups.into_iter().map(row).collect()
 }
 
-/// The rows that are recorded: with the distributions that the spec draws. A row of several points has none, since each has its own.
+/// The recorded rows, with the distributions that the spec draws. A row of several points has none.
 pub fn recorded(spec: &Spec, points: &[Point]) -> Vec<Row> {
     let mut rows = rows(points);
     let is_drawn = |row: &&mut Row| spec.cdfs.iter().any(|cdf| cdf.series.contains(&row.series));
@@ -85,8 +85,8 @@ pub fn recorded(spec: &Spec, points: &[Point]) -> Vec<Row> {
     rows
 }
 
-/// The table as cells, titles first: factors, settings, medians of the numbers that the spec declares, and the range of the spec's
-/// `range`.
+/// The table as cells, titles first: factors, settings, medians of the numbers that the spec declares, and
+/// the range of its `range`.
 pub fn cells(spec: &Spec, rows: &[Row]) -> Vec<Vec<String>> {
     let names = |of: fn(&Row) -> &BTreeMap<String, u64>| -> Vec<&String> {
         let mut names: Vec<&String> = rows.iter().flat_map(|row| of(row).keys()).collect();
@@ -168,7 +168,7 @@ pub fn verdicts(judged: &[Judged]) -> String {
     lines.join("\n")
 }
 
-/// Lines on points that were measured twice, since their first measurement was not whole: both, by the spec's `range`.
+/// Lines on points measured twice because the first measurement was not whole: both, by the spec's `range`.
 pub fn replaced(spec: &Spec, older: &[Point], points: &[Point]) -> Vec<String> {
     let of = |point: &Point| format!("{} {}", spec.range, number(point.values.get(&spec.range).copied()));
     let line = |old: &Point| {

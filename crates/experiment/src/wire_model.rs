@@ -1,7 +1,7 @@
-//! The wire model: posting-bound throughput is wire bytes × 8 / post time, capped by what the link's frames can carry.
+//! The wire model: posting-bound throughput is wire bytes × 8 / post time, capped by what link frames carry.
 //!
-//! Headers of one RoCEv2 packet on Ethernet: Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4, FCS 4; the first packet of
-//! a WRITE adds RETH 16, the last one of a WRITE with immediate ImmDt 4 (IBTA vol. 1 chapter 9, Annex A17).
+//! Headers of one RoCEv2 packet: Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4, FCS 4. The first packet of a
+//! WRITE adds RETH 16, the last of a WRITE with immediate ImmDt 4 (IBTA vol. 1 chapter 9, Annex A17).
 
 use super::paper::Curve;
 use super::statistics::median;
@@ -57,8 +57,8 @@ impl WireModel {
     }
 }
 
-/// The model of one published poster, as it is drawn: throughput by payload size, from the median of the post times
-/// that were published for it. `None` without any.
+/// The model of one published poster, as drawn: throughput by payload size, from the median of its published
+/// post times. `None` without any.
 pub fn of_published(post_times: &Curve) -> Option<impl Fn(f64) -> f64 + use<>> {
     let times: Vec<f64> = post_times.points.iter().map(|[_, ns, _, _]| *ns).collect();
     let post_ns = median(&times)?;

@@ -1,7 +1,7 @@
-/*! Cooperative groups as CUDA's `cooperative_groups.h` names them: the block, its tiles, and the grid of a cooperative launch.
+/*! Cooperative groups of CUDA's `cooperative_groups.h`: block, tiles, and the grid of a cooperative launch.
  *
  * Follows the CUDA C++ Programming Guide, "Cooperative Groups". A tile has 1 to 32 lanes, a power of two.
- * Left out: coalesced groups, clusters, multi-grid, tiles of more than a warp, `memcpy_async`, `reduce` and `scan`.
+ * Left out: coalesced groups, clusters, multi-grid, tiles beyond a warp, `memcpy_async`, `reduce`, `scan`.
  */
 #ifndef DB_TWIN_COOPERATIVE_GROUPS_H
 #define DB_TWIN_COOPERATIVE_GROUPS_H

@@ -1,7 +1,7 @@
-/*! Half precision as CUDA's `cuda_fp16.h` names it: IEEE 754-2019 binary16, each operation rounded once to the nearest, ties to even.
+/*! Half precision of CUDA's `cuda_fp16.h`: IEEE 754-2019 binary16, rounded once to nearest even.
  *
- * Sums, products, quotients and roots are taken in `float`, whose 24 bits are enough that the second rounding changes nothing
- * (2 * 11 + 2); a multiply-add in `double`.
+ * Sums, products, quotients and roots are taken in `float`: its 24 bits (2 * 11 + 2) are enough that the
+ * second rounding changes nothing. A multiply-add is taken in `double`.
  * Left out: other roundings, bfloat16, saturating and relu variants, and most functions but the common ones.
  */
 #ifndef DB_TWIN_CUDA_FP16_H

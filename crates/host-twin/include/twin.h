@@ -1,15 +1,15 @@
 /*! A kernel's surroundings on a host processor: makes CUDA sources compile with a C++17 compiler of the host.
  *
- * The names are those of the CUDA C++ Programming Guide; one that is missing does not compile. Everything that waits or that others
- * can see is done by the runtime (`crates/host-twin/src`), which knows by file and line where each lane is. Lanes take turns
- * where they wait; with weak memory the seed also interrupts them at other calls, so that nothing is in lock step that the source
- * does not put in step. With direct memory (`db_twin_here.direct`) atomics do not pass through the runtime.
+ * The names are those of the CUDA C++ Programming Guide; one that is missing does not compile. The runtime
+ * (`crates/host-twin/src`) does all that waits or that others see, and knows each lane's file and line. Lanes
+ * take turns where they wait. With weak memory the seed interrupts them elsewhere too: only the source keeps
+ * them in step. With direct memory (`db_twin_here.direct`) atomics bypass the runtime.
  *
- * Stricter than a GPU, as the guide allows: __activemask() is the caller alone; lanes of a warp share no clock; a mask whose
- * lanes cannot come is an error that names them, not undefined behaviour.
+ * Stricter than a GPU, as the guide allows: __activemask() is the caller alone; lanes of a warp share no
+ * clock; a mask whose lanes cannot come is an error that names them, not undefined behaviour.
  *
- * `__shared__`: the build rewrites these declarations in the source itself (`crates/host-twin/build/src/shared.rs`); in a header
- * they do not compile.
+ * `__shared__`: the build rewrites these declarations in the source itself
+ * (`crates/host-twin/build/src/shared.rs`); in a header they do not compile.
  *
  * Left out: clusters, coalesced groups, textures, match and reduce, printf, symbols that the host copies to.
  */
@@ -39,7 +39,7 @@ typedef unsigned long long db_twin_u64;
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 
-/* ---- The runtime ------------------------------------------------------------------------------------------------- */
+/* ---- The runtime --------------------------------------------------------------------------------------- */
 
 /* Numbers of `What` in src/site.rs. */
 enum db_twin_what {
@@ -111,7 +111,7 @@ extern "C" __thread struct db_twin_here db_twin_here;
 /* Where a call stands in the source that makes it. */
 #define DB_TWIN_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Memory -------------------------------------------------------------------------------------------- */
 
 static inline db_twin_u64 db_twin_get(db_twin_u64 address, db_twin_u32 bytes, DB_TWIN_HERE) {
     return db_twin_load(address, bytes, file, line);
@@ -213,7 +213,7 @@ static inline void __threadfence_block(DB_TWIN_HERE) { db_twin_fence(DB_TWIN_CTA
 static inline void __threadfence(DB_TWIN_HERE) { db_twin_fence(DB_TWIN_GPU, file, line); }
 static inline void __threadfence_system(DB_TWIN_HERE) { db_twin_fence(DB_TWIN_SYS, file, line); }
 
-/* ---- Shared memory ------------------------------------------------------------------------------------------------ */
+/* ---- Shared memory ------------------------------------------------------------------------------------- */
 
 /* A block's one variable of that type; each rewritten declaration has a type of its own. */
 template <class T> static inline T &db_twin_shared_of(const char *name, DB_TWIN_HERE) {
@@ -226,7 +226,7 @@ template <class T> struct db_twin_dynamic_of {
     operator T *() const { return (T *)db_twin_dynamic(); }
 };
 
-/* ---- Lanes of a warp and of a block ------------------------------------------------------------------------------- */
+/* ---- Lanes of a warp and of a block -------------------------------------------------------------------- */
 
 #define DB_TWIN_WARP 32u
 
@@ -258,7 +258,7 @@ static inline int __syncthreads_or(int predicate, DB_TWIN_HERE) { return __synct
 static inline int __syncthreads_and(int predicate, DB_TWIN_HERE) { return __syncthreads_count(!predicate, file, line) == 0; }
 static inline void __syncthreads(DB_TWIN_HERE) { (void)__syncthreads_count(0, file, line); }
 
-/* The value of lane `from`, or this lane's own where `from` is not one. A lane outside the mask has no value: 0. */
+/* The value of lane `from`, or this lane's own if `from` is no lane; 0 from a lane outside the mask. */
 template <class T>
 static inline T db_twin_shuffle(unsigned mask, T value, int from, const char *file, int line) {
     static_assert(sizeof(T) <= sizeof(db_twin_u64), "a shuffle moves at most 8 bytes");
@@ -310,7 +310,7 @@ static inline void db_twin_grid_sync(DB_TWIN_HERE) {
     __syncthreads(file, line);
 }
 
-/* ---- Time and bits ------------------------------------------------------------------------------------------------ */
+/* ---- Time and bits ------------------------------------------------------------------------------------- */
 
 static inline void __nanosleep(unsigned ns, DB_TWIN_HERE) { db_twin_pause(ns, file, line); }
 /* A look at the clock is how a kernel waits with a deadline, so that others go on meanwhile. */
@@ -325,7 +325,7 @@ static inline long long clock64(DB_TWIN_HERE) { return (long long)db_twin_now(fi
 
 #include "twin_math.h"
 
-/* ---- How the runtime calls a kernel -------------------------------------------------------------------------------- */
+/* ---- How the runtime calls a kernel -------------------------------------------------------------------- */
 
 /* One kernel for src/kernels.rs. */
 struct db_twin_kernel {

@@ -1,7 +1,7 @@
 /*! CUDA's mathematical functions and bit intrinsics, as the host's library and compiler have them.
  *
- * Names follow the CUDA Math API. Fast variants (`__expf`) are as exact as the others here. A sum is not contracted into a
- * multiply-add unless the source says `fma`.
+ * Names follow the CUDA Math API. Fast variants (`__expf`) are as exact as the others. A sum is not
+ * contracted into a multiply-add unless the source says `fma`.
  */
 #ifndef DB_TWIN_MATH_H
 #define DB_TWIN_MATH_H
@@ -26,7 +26,7 @@ DB_TWIN_F(__frcp_rn, (float x), 1.0f / x)
 DB_TWIN_F(__fsqrt_rn, (float x), sqrtf(x))
 DB_TWIN_F(__frsqrt_rn, (float x), (float)(1.0 / sqrt((double)x)))
 DB_TWIN_F(__saturatef, (float x), x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)
-/* Macros, since the C library declares functions of these names, or a newer one does (sinpif and cospif since glibc 2.41). */
+/* Macros, since C libraries declare functions of these names (sinpif and cospif since glibc 2.41). */
 #define rsqrtf(x) db_twin_rsqrtf(x)
 #define rcbrtf(x) db_twin_rcbrtf(x)
 #define sinpif(x) db_twin_sinpif(x)
@@ -95,7 +95,7 @@ static inline unsigned int __brev(unsigned int bits) {
 }
 static inline unsigned int __umulhi(unsigned int a, unsigned int b) { return (unsigned int)((unsigned long long)a * b >> 32); }
 static inline int __mulhi(int a, int b) { return (int)((long long)a * b >> 32); }
-/* Bytes of the two words, 0 to 7, as the nibbles of `selector` say; its highest bits, which repeat a sign, are not looked at. */
+/* Bytes 0 to 7 of the two words, by the nibbles of `selector`; their highest bits (sign) are ignored. */
 static inline unsigned int __byte_perm(unsigned int a, unsigned int b, unsigned int selector) {
     unsigned long long both = (unsigned long long)b << 32 | a;
     unsigned int bytes = 0;

@@ -1,4 +1,4 @@
-/*! CUDA's vector types, with the sizes and alignments of the CUDA C++ Programming Guide, section "Built-in Vector Types".
+/*! CUDA's vector types: sizes and alignments of the CUDA C++ Programming Guide, "Built-in Vector Types".
  *
  * Left out: vectors of long, which is not the same on all machines.
  */

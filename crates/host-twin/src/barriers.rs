@@ -1,8 +1,8 @@
 //! Where the lanes of one block wait for one another: at the block's barrier, and at intrinsics of a warp.
 //!
-//! Follows the CUDA C++ Programming Guide: `__syncwarp` and the `_sync` intrinsics wait until every lane that the mask
-//! names has arrived at the same intrinsic with the same mask; `__syncthreads` waits for every lane of the block that has not
-//! ended. What is undefined there is found: a mask without the caller, and lanes that can never go on.
+//! Follows the CUDA C++ Programming Guide: `__syncwarp` and the `_sync` intrinsics wait until every lane of
+//! the mask has arrived at the same intrinsic with the same mask; `__syncthreads` waits for every lane of the
+//! block that has not ended. Finds what is undefined: a mask without the caller, lanes that never go on.
 //! Knows nothing of stacks and memory.
 
 use crate::warp::{Call, WARP, Warp};
@@ -47,7 +47,7 @@ impl Barriers {
         }
     }
 
-    /// A lane arrives at a warp-wide intrinsic: whether it was the last. None: its mask cannot be, and it never goes on.
+    /// A lane arrives at a warp-wide intrinsic: whether it was the last. None: a bad mask; it never goes on.
     pub fn arrive_at_warp(&mut self, lane: usize, call: Call) -> Option<bool> {
         let (warp, bit) = (lane / WARP, lane % WARP);
         let size = (self.lanes.len() - warp * WARP).min(WARP);
@@ -134,8 +134,8 @@ impl Barriers {
         (0..self.lanes.len()).filter(move |&lane| self.lanes[lane] == passed)
     }
 
-    /// Lanes that can never go on, since only lanes of the block can let them. A lane may go on when it runs, or when every lane
-    /// that it waits for has arrived or may go on.
+    /// Lanes that can never go on, since only lanes of the block can release them. A lane may go on if it
+    /// runs, or when every lane that it waits for has arrived or may go on.
     pub fn stuck(&self) -> Vec<usize> {
         let all = 0..self.lanes.len();
         let mut may: Vec<bool> = all.clone().map(|lane| self.may_run(lane)).collect();

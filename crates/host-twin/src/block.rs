@@ -1,7 +1,7 @@
 //! One block whose lanes take turns on one thread: a lane runs until it waits, then the next goes on.
 //!
-//! A lane that polls passes its turn on too. With weak memory the seed interrupts lanes at any call, and chooses which goes on.
-//! When every lane has waited or polled, or after a while, the thread goes on with another block.
+//! A lane that polls yields too. With weak memory the seed interrupts lanes at any call, and chooses the
+//! next. When every lane has waited or polled, or after a while, the thread goes on with another block.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const SLICE: u32 = 4096;
 /// Loads and looks at the clock in a row after which a lane is taken to poll.
 const POLLS: u32 = 8;
 
-/// Calls with weak memory, of which so many interrupt the lane for another one, for another block, and for a nap of the thread.
+/// Of so many calls with weak memory, how many interrupt the lane for another one, another block, or a nap.
 const CALLS: u64 = 4096;
 const TO_LANE: u64 = 384;
 const TO_BLOCK: u64 = 96;
@@ -159,7 +159,7 @@ impl Block {
         (here.block, here.threads, here.blocks) = (self.place, threads, blocks);
         (here.dynamic, here.grid) = (dynamic, words);
         let home = &raw mut self.home;
-        // SAFETY: `next` gave a lane that waits or has not begun. Its code reaches this block by `current` alone.
+        // SAFETY: `next` gave a waiting or a new lane. Its code reaches this block by `current` alone.
         unsafe { fiber::switch(home, self.lanes[lane].stack) };
     }
 
@@ -196,8 +196,8 @@ unsafe extern "C" fn lane_main(block: *mut u8) {
     // SAFETY: `Block::begin` gave itself; the borrow ends before the lane runs.
     let this = unsafe { &mut *block };
     let (run, arguments) = (this.grid().control.kernel.run(), this.arguments.as_mut_ptr());
-    // SAFETY: `start`'s caller vouches for what the kernel does with its arguments, whose number and sizes were compared
-    // with its parameters.
+    // SAFETY: `start`'s caller vouches for what the kernel does with its arguments; their number and sizes
+    // were compared with its parameters.
     unsafe { run(arguments) };
     // SAFETY: as above.
     let this = unsafe { &mut *block };
@@ -327,7 +327,7 @@ impl Current {
         unsafe { self.block() }.barriers.leave_warp(number, from)
     }
 
-    /// A load, a look at the clock, or as many atomics: the turn is another lane's if there were many in a row.
+    /// A load, a look at the clock, or as many atomics: yields to another lane after many in a row.
     pub(crate) fn poll(self, at_once: bool) {
         // SAFETY: ends before the wait.
         let block = unsafe { self.block() };

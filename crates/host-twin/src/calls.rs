@@ -1,7 +1,7 @@
 //! What a kernel's lane calls: the other side of `twin.h`, `struct` and number for number.
 //!
-//! A call does not return in a launch that was abandoned: the lane's stack is dropped where it is. So nothing here owns anything
-//! while the lane waits.
+//! A call does not return in an abandoned launch: the lane's stack is dropped where it is. So nothing here
+//! owns anything while the lane waits.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
@@ -126,7 +126,7 @@ extern "C" fn db_twin_pause(ns: u64, file: *const c_char, line: c_int) {
     }
 }
 
-/// Looks at the clock by kernels that were compiled to stop there (`DB_TWIN_GATED_CLOCK`): of the whole process, so for one test.
+/// Clock reads by kernels compiled to stop there (`DB_TWIN_GATED_CLOCK`): process-wide, so for one test.
 #[derive(Debug)]
 pub struct ClockGate {
     begun: AtomicU64,

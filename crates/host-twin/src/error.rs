@@ -51,8 +51,8 @@ pub enum TwinError {
     /// The deadline passed. All lanes have left the kernel.
     #[error("kernel {kernel} did not end within {deadline:?}: {waits}")]
     Deadline { kernel: &'static str, deadline: Duration, waits: Waits },
-    /// The launch was given up, and lanes that use none of the twin's calls did not leave the kernel. Their threads go on
-    /// with the memory that they were given: the process must end.
+    /// The launch was aborted, and lanes that use none of the twin's calls did not leave the kernel. Their
+    /// threads still use the memory that they were given: the process must end.
     #[error("kernel {kernel}: {lanes} of its lanes cannot be stopped, end the process: {waits}")]
     Lost { kernel: &'static str, lanes: usize, waits: Waits },
 }

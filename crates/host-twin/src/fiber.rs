@@ -1,8 +1,8 @@
-//! Stacks of lanes, and the switch from one to another: registers that a call preserves, and the stack pointer.
+//! Stacks of lanes, and the switch between them: registers that a call preserves, and the stack pointer.
 //!
 //! After the System V ABI for x86-64, §3.2.1. Left out: other processors.
-//! A stack ends in a page that may not be touched, and kernels are compiled to touch each page of their frames, so that one with too
-//! large arrays ends the process at once.
+//! A stack ends in a guard page, and kernels are compiled to touch each page of their frames. So a kernel
+//! with too large arrays ends the process at once.
 
 use std::arch::naked_asm;
 use std::io;
@@ -11,7 +11,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 /// A lane's stack, its last page included.
 const STACK_BYTES: usize = 128 << 10;
 const PAGE_BYTES: usize = 4096;
-/// A stack and the page below it. With the whole power of two alone, all lanes' frames would fall into the same sets of the caches.
+/// A stack and its guard page. With a power of two alone, all lanes' frames would share the same cache sets.
 const STRIDE_BYTES: usize = STACK_BYTES + PAGE_BYTES;
 /// By how much each lane's frames begin lower than those of the lane before, modulo a page.
 const SHIFT_BYTES: usize = 320;
@@ -20,8 +20,8 @@ const SHIFT_BYTES: usize = 320;
 static SPARE: Mutex<Vec<Stacks>> = Mutex::new(Vec::new());
 const MOST_SPARE: usize = 8;
 
-/// Most lanes of a block that get stacks, where the environment sets it: a launch of more fails while the program runs,
-/// as one on a GPU does whose memory is used up.
+/// Most lanes of a block that get stacks, if the environment sets it: a larger launch fails while the program
+/// runs, as on a GPU that is out of memory.
 static MOST_LANES: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(MOST_LANES_NAME).ok());
 const MOST_LANES_NAME: &str = "DOORBELL_TWIN_LANES";
 

@@ -68,7 +68,7 @@ impl Memory for HostMemory {
     }
 }
 
-/// An atomic on a word of 4 or 8 bytes: what was there. Panics when it is not aligned, which a GPU does not survive either.
+/// An atomic on a word of 4 or 8 bytes: the old value. Panics if unaligned, which kills a GPU kernel too.
 pub(crate) fn change_word(address: u64, bytes: usize, change: impl Fn(u64) -> u64) -> u64 {
     let whole = matches!(bytes, 4 | 8) && address.is_multiple_of(bytes as u64);
     assert!(whole, "a kernel's atomic of {bytes} bytes at {address:#x}");

@@ -94,8 +94,8 @@ impl Kernel {
         unsafe { std::slice::from_raw_parts(self.0.sizes, self.0.parameters as usize) }
     }
 
-    /// Where its code lies, which takes an array of pointers to its arguments: for a kernel of another table that calls this one as a
-    /// GPU's kernel calls a function of another unit.
+    /// Address of its code, which takes an array of pointers to its arguments. For a kernel of another table
+    /// that calls it, as a GPU's kernel calls a function of another unit.
     pub fn entry(&self) -> u64 {
         self.0.run as usize as u64
     }

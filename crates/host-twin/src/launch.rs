@@ -16,7 +16,7 @@ use crate::{Launch, LaunchReport, TwinError, Visibility};
 /// How long lanes have to leave a kernel that was given up: each does at its next call of the twin.
 const LEAVING: Duration = Duration::from_secs(2);
 
-/// How long the other lanes of a launch in which some can never go on have to come to rest, so that the report tells where.
+/// How long the other lanes have to come to rest if some can never go on, so that the report tells where.
 const SETTLING: Duration = Duration::from_millis(100);
 
 /// A launch that runs. Dropping it gives it up.
@@ -30,8 +30,8 @@ pub struct Running {
 /// Starts a kernel.
 ///
 /// # Safety
-/// The arguments are what the kernel's source asks for, and whatever they lead to lives, and is not used against the
-/// kernel's expectations, until [`Running::wait`] has returned; for ever, if that returned [`TwinError::Lost`].
+/// The arguments are what the kernel's source asks for. Whatever they lead to lives, and is not used against
+/// the kernel's expectations, until [`Running::wait`] returned; for ever, if that was [`TwinError::Lost`].
 pub unsafe fn start(kernel: Kernel, launch: &Launch, arguments: Arguments) -> Result<Running, TwinError> {
     let until = Instant::now() + launch.deadline;
     arguments.check(kernel)?;

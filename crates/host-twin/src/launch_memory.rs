@@ -93,7 +93,7 @@ impl LaunchMemory {
         }
     }
 
-    /// A number below `limit`, for an interruption, that the seed chooses. None where memory is direct, which leaves nothing to the seed.
+    /// A number below `limit` by the seed, for an interruption. None with direct memory, which has no seed.
     pub(crate) fn choose(&self, limit: u64) -> Option<u64> {
         self.0.as_ref().map(|weak| lock(&weak.interruptions).below(limit))
     }

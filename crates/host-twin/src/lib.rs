@@ -10,11 +10,11 @@
 //! unsafe { run(KERNELS.find("scale")?, &Launch::new(4, 256), arguments) }?;
 //! ```
 //!
-//! Lanes of a block take turns on one thread. [`Visibility::InOrder`] is for kernels that compute: blocks are spread over the cores.
-//! [`Visibility::Weak`] is for tests of fences and barriers: memory is as weak as the PTX ISA allows, and a seed chooses the
-//! interleaving. A launch has a deadline, and a lane that waits for ever is named with file and line. `docs/host-twin.md` has what
-//! differs from a GPU.
-//! Left out: what `include/twin.h` leaves out. It is a substitute for a GPU, labelled so, and tells nothing about speed.
+//! Lanes of a block take turns on one thread. [`Visibility::InOrder`] is for kernels that compute: blocks are
+//! spread over the cores. [`Visibility::Weak`] is for tests of fences and barriers: memory is as weak as the
+//! PTX ISA allows, and a seed chooses the interleaving. A launch has a deadline; a lane that waits for ever
+//! is named with file and line. `docs/host-twin.md` has the differences from a GPU. A substitute for a GPU,
+//! labelled so: it tells nothing about speed. Left out: what `include/twin.h` leaves out.
 
 mod barriers;
 mod block;
@@ -47,8 +47,8 @@ pub use launch::{Running, run, start};
 pub use report::{Waiting, Waits};
 pub use shared_memory::MAX_SHARED_BYTES;
 
-/// The table of kernels that the crate's build script compiled under that name with `host_twin_build`: a `static` of the name in
-/// upper case.
+/// The table of kernels that the crate's build script compiled under that name with `host_twin_build`: a
+/// `static` of the name in upper case.
 #[macro_export]
 macro_rules! include_kernels {
     ($name:literal) => {
@@ -56,7 +56,7 @@ macro_rules! include_kernels {
     };
 }
 
-/// A number of blocks or lanes along each axis, or the place of one; lanes and blocks are numbered along x first.
+/// A number of blocks or lanes along each axis, or the place of one. Both are numbered along x first.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dim3 {
@@ -112,7 +112,7 @@ impl std::fmt::Display for Dim3 {
 /// How a launch's stores become visible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Visibility {
-    /// As a GPU's may: late and in an order that the seed chooses. All lanes take turns on one thread, and the seed interrupts them.
+    /// As a GPU's may: late, in the seed's order. Lanes take turns on one thread; the seed interrupts them.
     Weak {
         /// Chooses which lane goes on, and which store. How late a store is depends on the clock as well.
         seed: u64,
@@ -155,7 +155,7 @@ impl Launch {
 /// What a launch did that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchReport {
-    /// Stores, in pieces of at most 8 bytes, that primitives made. 0 with [`Visibility::InOrder`], which counts none.
+    /// Stores by primitives, in pieces of at most 8 bytes. 0 with [`Visibility::InOrder`], which counts none.
     pub stored: u64,
     /// How many of them became visible before an older one.
     pub overtook: u64,

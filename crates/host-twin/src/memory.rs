@@ -1,26 +1,26 @@
 //! Stores that other threads and devices do not see yet, and the rules by which they come to see them.
 //!
-//! A GPU's stores to different words become visible in any order, and to some threads before others, unless a fence or a
-//! barrier forbids it; a host processor hides that (x86 makes stores visible in program order). So each store that a
-//! kernel makes through the shim's primitives waits here, and goes to memory at a time and in an order that the seed
+//! A GPU's stores to different words become visible in any order, and to some threads before others, unless a
+//! fence or a barrier forbids it; a host processor hides that (x86 makes stores visible in program order). So
+//! each store by the shim's primitives waits here, and goes to memory at a time and in an order that the seed
 //! chooses. The rules are those of PTX ISA 8.8, "Memory Consistency Model":
 //!
-//! - Overlapping stores keep their order (§8.10.1 Coherence); nothing else does, the halves of a vector store included
-//!   (§8.2, vector data types).
-//! - A store is seen at once by its own lane, and by lanes that met it at a barrier since (§8.9, causality order).
-//! - A fence publishes what its lane sees, its own stores and those that it met: a release is cumulative (§8.7, §8.9).
-//!   `.sys`: into memory, where the host and devices look. `.gpu` and `.cta` (§8.5, scope): to all lanes, or the block's.
-//! - An atomic works on memory, after every store to its word (§8.10.3 Atomicity). It orders nothing else by itself.
+//! - Overlapping stores keep their order (§8.10.1 Coherence); nothing else does, even the halves of a vector
+//!   store (§8.2, vector data types).
+//! - A store is seen at once by its own lane, and by lanes that met it at a barrier (§8.9, causality order).
+//! - A fence publishes what its lane sees, own stores and those that it met: a release is cumulative (§8.7,
+//!   §8.9). `.sys`: to memory (host, devices). `.gpu` and `.cta` (§8.5, scope): to all lanes, or the block's.
+//! - An atomic works on memory, after every store to its word (§8.10.3 Atomicity). It orders nothing else.
 //!
-//! Left out: loads are performed where they stand, so that a missing acquire does not show here (the explorer's part);
-//! what a kernel stores without a primitive goes to memory at once.
+//! Left out: loads are performed where they stand, so that a missing acquire does not show (the explorer's
+//! part). What a kernel stores without a primitive goes to memory at once.
 
 use crate::lane_set::LaneSet;
 use crate::random::SplitMix;
 
 /// What stores go to, and loads come from.
 pub trait Memory {
-    /// Stores 1 to 8 bytes that lie in one aligned 8-byte word, in one piece where they are a word themselves.
+    /// Stores 1 to 8 bytes of one aligned 8-byte word, in one piece if they are a word themselves.
     fn store(&mut self, address: u64, bytes: &[u8]);
     /// Loads as many bytes as `out` is long, likewise.
     fn load(&self, address: u64, out: &mut [u8]);
@@ -47,9 +47,9 @@ pub enum Kind {
 /// Pieces that wait at most: above it the oldest go to memory, as from a full buffer.
 const CAPACITY: usize = 512;
 
-/// How long a piece waits: so many times out of a hundred up to so many nanoseconds. Signals stay far below the time that the
-/// software NIC gives between record and register (a second). Bytes may stay away until a NIC that had no core for a while has
-/// fetched their WQE: a kernel that is right loses nothing by that, since it publishes them before.
+/// How long a piece waits: so many times out of a hundred up to so many nanoseconds. Signals stay far below
+/// the second that the software NIC allows between record and register. Bytes may wait until a NIC that had
+/// no core has fetched their WQE: a correct kernel loses nothing by that, since it publishes them before.
 const SIGNAL_DELAYS: [(u64, u64); 3] = [(40, 2_000), (40, 60_000), (20, 600_000)];
 const BYTES_DELAYS: [(u64, u64); 4] = [(40, 2_000), (30, 60_000), (20, 600_000), (10, LONGEST_NS)];
 const LONGEST_NS: u64 = 200_000_000;
@@ -177,7 +177,7 @@ impl StoreBuffer {
         self.pending.iter().map(|piece| piece.due_ns).min()
     }
 
-    /// Moves the chosen pieces to memory in an order that the seed chooses, and before each the older ones that it
+    /// Moves the chosen pieces to memory in an order of the seed, and before each the older ones that it
     /// overlaps.
     fn commit_all(&mut self, memory: &mut impl Memory, chosen: impl Fn(&Pending) -> bool) {
         let mut due: Vec<bool> = self.pending.iter().map(chosen).collect();

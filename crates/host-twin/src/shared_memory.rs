@@ -1,7 +1,7 @@
-//! The shared memory of one block: its dynamic part first, then each variable when a lane first comes to its declaration.
+//! The shared memory of one block: its dynamic part, then each variable as a lane first meets it.
 //!
-//! Stricter than a GPU's: it begins with bytes of ones, a NaN in every format, and what lies behind each variable is looked at when
-//! the block ends.
+//! Stricter than a GPU's: it begins as bytes of ones, a NaN in every format, and what lies behind each
+//! variable is checked when the block ends.
 
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
-//! Warp-wide intrinsics among the lanes of one warp: which lanes arrived with which mask, and what each brought.
+//! Warp-wide intrinsics among a warp's lanes: which arrived with which mask, and what each brought.
 //!
-//! The rules are those of [`crate::barriers`]: lanes meet at the same intrinsic with the same mask. Knows nothing of stacks.
+//! Rules as in [`crate::barriers`]: lanes meet at the same intrinsic with the same mask. Knows no stacks.
 
 use crate::site::LaneAction;
 

@@ -1,6 +1,6 @@
-//! The threads of a launch: one for each core, which takes one block after the other; with weak memory one thread runs all blocks.
+//! The threads of a launch: one a core, each taking block after block; with weak memory one runs all blocks.
 //!
-//! A thread takes another block beside those that it runs when they only poll, or have run for long: they may wait for it.
+//! A thread takes one more block when its own only poll or have run for long: they may wait for it.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -15,8 +15,8 @@ use crate::grid::Grid;
 use crate::launch_memory::LaunchMemory;
 use crate::{TwinError, Visibility};
 
-/// Lanes of a launch that run side by side. Each has two of the 65,530 mappings of a process (`vm.max_map_count`), its stack and the
-/// page below.
+/// Lanes of a launch that run side by side. Each has two of the 65,530 mappings of a process
+/// (`vm.max_map_count`), its stack and the guard page.
 const MAX_RESIDENT_LANES: u64 = 16_384;
 /// Slices after which the blocks of a thread are taken to wait for another, whatever they do.
 const LONG: u32 = 64;

@@ -1,8 +1,8 @@
-//! Man pages and shell completions of a program, made from its command line by clap, in folders as `/usr/share` has them.
+//! Man pages and shell completions of a program, made by clap from its command line, as in `/usr/share`.
 //!
-//! Each program writes its own: `PROGRAM --write-manual ~/.local/share`, where `man`, bash and fish find them.
-//! The option stands in no help, since it is for packagers. Sources of the folders: `manpath(1)`, `README.md` of bash-completion,
-//! `zshcompsys(1)`, fish's document «Writing your own completions». Knows no program.
+//! Each program writes its own: `PROGRAM --write-manual ~/.local/share`, where `man`, bash and fish find
+//! them. The option is for packagers and stands in no help. Sources of the folders: `manpath(1)`, `README.md`
+//! of bash-completion, `zshcompsys(1)`, fish's document «Writing your own completions». Knows no program.
 
 #![forbid(unsafe_code)]
 
@@ -39,8 +39,8 @@ pub enum Error {
     Write { path: PathBuf, error: io::Error },
 }
 
-/// Writes the manual if these arguments (those of the process, the program's name first) ask for it. None: they ask for
-/// something else.
+/// Writes the manual if these arguments (the process's, with the program's name first) ask for it. None: they
+/// ask for something else.
 pub fn asked(
     command: Command,
     arguments: impl IntoIterator<Item = OsString>,

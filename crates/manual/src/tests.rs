@@ -1,4 +1,4 @@
-//! What is written for a small program, and what other programs make of it: groff of the pages, bash of its completions.
+//! What is written for a small program, and what groff makes of its pages and bash of its completions.
 
 use std::process::{Command as Process, Output};
 
@@ -7,7 +7,7 @@ use measure::need;
 
 use super::*;
 
-/// No dash in its name: clap_complete 4.6.11 then loses a program's commands in bash. Ours that have commands have no dash.
+/// No dash in its name: clap_complete 4.6.11 then loses its commands in bash. Ours with commands have none.
 fn program() -> Command {
     let loss =
         || Arg::new("loss").long("loss").value_name("P").help("Probability, 0 to 1, that a packet is lost.");

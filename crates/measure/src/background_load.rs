@@ -28,7 +28,7 @@ impl BackgroundLoad {
         self.cores_beside(0.0)
     }
 
-    /// Cores that they kept busy, where a child that still runs used so many seconds meanwhile ([`seconds_of`]).
+    /// Cores that they kept busy, if a child that still runs used so many seconds meanwhile ([`seconds_of`]).
     pub fn cores_beside(&self, child_seconds: f64) -> Option<f64> {
         let now = BackgroundLoad::watch()?;
         let own = now.own - self.own + child_seconds;
@@ -41,8 +41,8 @@ fn average(busy: f64, own: f64, seconds: f64) -> f64 {
     ((busy - own) / seconds.max(1.0 / TICKS)).max(0.0)
 }
 
-/// Seconds since the machine's start that all cores were busy, or wanted by us and had by another guest of the host. `stat` is
-/// `/proc/stat`: user, nice, system, irq, softirq and steal of its first line. Time of our guests stands in user.
+/// Seconds since boot that all cores were busy, or that another guest of the host took from us. `stat`:
+/// `/proc/stat`, first line's user, nice, system, irq, softirq and steal. User includes our guests' time.
 pub fn busy(stat: &str) -> Option<f64> {
     let ticks = stat.lines().next()?.split_whitespace().skip(1).filter_map(|ticks| ticks.parse().ok());
     let ticks: Vec<f64> = ticks.collect();
@@ -60,7 +60,7 @@ pub fn seconds_of_children() -> Option<f64> {
     Some(ticks_in("/proc/self/stat")?[2..].iter().sum::<f64>() / TICKS)
 }
 
-/// Seconds of another process, and of its children that ended and were waited for. `None`: there is no such process.
+/// CPU seconds of another process and of its children that it waited for. `None`: no such process.
 pub fn seconds_of(process: u32) -> Option<f64> {
     seconds_in(&format!("/proc/{process}/stat"))
 }

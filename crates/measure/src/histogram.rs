@@ -1,4 +1,4 @@
-//! HDR histogram of nanoseconds: every sample recorded, percentiles and the count reported, never a lone mean.
+//! HDR histogram of nanoseconds: records every sample, reports percentiles and count, never a lone mean.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of these samples, each to the nanosecond; `None` of none. A [`Histogram`] rounds up by as much as a thousandth.
+    /// Of these samples, to the nanosecond; `None` of none. A [`Histogram`] rounds up by up to a thousandth.
     pub fn exact(mut samples: Vec<u64>) -> Option<Summary> {
         samples.sort_unstable();
         let (&min_ns, &max_ns) = (samples.first()?, samples.last()?);

@@ -1,7 +1,7 @@
 //! Two network namespaces with a cable between them: two hosts, as far as programs can tell.
 //!
-//! Made by `unshare`, `nsenter` (util-linux) and `ip` (iproute2), as root or in a user namespace of one's own; gone with the
-//! processes that hold them.
+//! Made by `unshare`, `nsenter` (util-linux) and `ip` (iproute2), as root or in a new user namespace; gone
+//! with the processes that hold them.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -32,7 +32,7 @@ impl Hosts {
     /// IPv6 addresses of the two sides.
     pub const ADDRESSES_6: [&str; 2] = ["fd77::1", "fd77::2"];
 
-    /// Two hosts whose interfaces carry packets of `mtu` bytes. Error: why this machine, or this user, cannot.
+    /// Two hosts whose interfaces carry packets of `mtu` bytes. Error: why machine or user cannot.
     pub fn new(mtu: u32) -> Result<Self, String> {
         let of_own_user = !allowed(&["unshare", "-n", "true"]);
         if of_own_user && !allowed(&["unshare", "-r", "-n", "true"]) {
@@ -66,8 +66,8 @@ impl Hosts {
                 pair.ip(side, &["link", "set", interface, "up"])?;
             }
         }
-        // The kernel puts a queue behind an interface a moment after the carrier came, a second at worst on a busy machine. What is sent
-        // before is lost, and the third lost ARP request makes a connect fail.
+        // The kernel puts a queue behind an interface shortly after carrier, within a second on a busy
+        // machine. What is sent before is lost, and the third lost ARP request makes a connect fail.
         for side in [0, 1] {
             let says_up = || pair.ip(side, &["link", "show", "wire"]).map(|said| said.contains("state UP"));
             until("the cable is not up", || says_up().unwrap_or(false))?;

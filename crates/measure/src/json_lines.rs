@@ -1,6 +1,6 @@
-//! Results on disk: one JSON object a line, each synced before the next measurement starts, so that a cut run resumes.
+//! Results on disk: one JSON object a line, synced before the next measurement, so that a cut run resumes.
 //!
-//! Only the last line may be torn (power loss, SIGKILL in the middle of a write): readers leave it out and say so,
+//! Only the last line may be torn (power loss, SIGKILL during a write): readers leave it out and say so,
 //! writers cut it off before they append.
 
 use std::fs::{File, OpenOptions};

@@ -1,4 +1,4 @@
-//! What a number stands on: `hardware`, `emulated`, `modelled` or `none`, and the rule that the weakest one counts.
+//! What a number stands on: `hardware`, `emulated`, `modelled` or `none`; of several the weakest counts.
 
 use std::fmt;
 

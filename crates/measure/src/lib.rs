@@ -1,4 +1,4 @@
-//! Measuring: histograms, JSON lines with provenance and label, timers by definition, and tests that skip aloud.
+//! Measuring: histograms, JSON lines with provenance and label, defined timers, and tests that skip aloud.
 //!
 //! Knows nothing of what is measured: no RDMA, no GPU, no figure. Left out: plots and verdicts (`xtask`).
 

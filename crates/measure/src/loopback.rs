@@ -1,6 +1,6 @@
-//! IPv4 addresses of the loopback interface, each for one test at a time: a software NIC takes a whole address, as a card does.
+//! Loopback IPv4 addresses, each for one test at a time: a software NIC takes a whole one, as a card does.
 //!
-//! A UDP socket on a port that no program uses marks an address as taken, for every process of this network namespace.
+//! A UDP socket on an otherwise unused port marks an address as taken, for the whole network namespace.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};

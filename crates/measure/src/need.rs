@@ -1,6 +1,6 @@
-//! Tests that cannot run here say so: `need!` prints `SKIP name: what (why)` and ends the test, `REQUIRE` forbids it.
+//! Tests that cannot run: `need!` prints `SKIP name: what (why)` and ends the test, `REQUIRE` forbids it.
 //!
-//! A skipped test counts as passed in cargo's eyes, so `cargo xtask test` subtracts the SKIP lines (INV-9). The line
+//! Cargo counts a skipped test as passed, so `cargo xtask test` subtracts the SKIP lines (INV-9). The line
 //! goes to the process's stderr itself, since libtest hides what `eprintln!` writes in a test that passes.
 
 use std::fmt::Display;

@@ -20,8 +20,8 @@ pub struct Provenance {
     pub link: Label,
     /// Device name, as in `mlx5_0`; empty when there is none.
     pub device: String,
-    /// Name and architecture of the GPU, as in `NVIDIA H200, sm_90`; empty when none took part. Versions of its driver
-    /// (`nvidia-driver`, `cuda`) and compiler (`nvrtc`, `nvjitlink`) are in `versions`.
+    /// Name and architecture of the GPU, as in `NVIDIA H200, sm_90`; empty if none took part. Versions of its
+    /// driver (`nvidia-driver`, `cuda`) and compiler (`nvrtc`, `nvjitlink`) are in `versions`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub gpu_device: String,
     /// Options of the NIC that differ from its defaults or matter to the number, e.g. `pump = false`.
@@ -30,15 +30,15 @@ pub struct Provenance {
     pub machine: String,
     /// Cores that this process may use.
     pub cores: usize,
-    /// Threads that ran or waited for a core before the measurement, averaged over a minute (`/proc/loadavg`); `None` where
-    /// that is not known. A share of a core or more makes numbers of an emulated NIC lower.
+    /// Threads that ran or waited for a core before the measurement, averaged over a minute
+    /// (`/proc/loadavg`); `None` if unknown. A share of a core or more lowers numbers of an emulated NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<f64>,
     /// Versions by name: `kernel`, `rustc`, `profile`, and each library asked for.
     pub versions: BTreeMap<String, String>,
     /// The source.
     pub revision: Revision,
-    /// The sender's host and the receiver's, where those are two; `machine`, `cores`, `load` and `versions` are then the sender's.
+    /// The sender's host and the receiver's, if two; `machine`, `cores`, `load`, `versions` are the sender's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<Host>,
 }
@@ -124,8 +124,8 @@ impl Provenance {
     }
 }
 
-/// Version of a shared library by the name of the file behind its soname: `libmlx5.so.1.24.44.0` gives `1.24.44.0`.
-/// A copy that this process has loaded goes first, then the system's library folders.
+/// Version of a shared library by the name of the file behind its soname: `libmlx5.so.1.24.44.0` gives
+/// `1.24.44.0`. A copy that this process has loaded goes first, then the system's library folders.
 pub fn library_version(stem: &str) -> Option<String> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let loaded = maps

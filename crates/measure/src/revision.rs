@@ -1,4 +1,4 @@
-//! The source a result came from: git revision and whether the tree had changes, asked at the moment of recording.
+//! The source of a result: git revision, and whether the tree had changes, asked when it is recorded.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 pub struct Revision {
     /// Full hash, or empty.
     pub commit: String,
-    /// Whether tracked files differ from it, or unknown files lie in the tree; [`RECORDED`] files do not count.
+    /// Whether tracked files differ or unknown files lie in the tree; [`RECORDED`] files do not count.
     pub dirty: bool,
 }
 
-/// What recording itself changes, as git's pathspec: results, no source. The second figure may be recorded before the
-/// first one is committed.
+/// What recording itself changes, as git's pathspec: results, no source. The second figure may be recorded
+/// before the first is committed.
 const RECORDED: &str = ":(top,exclude,glob)experiments/*/measured.json";
 
 impl Revision {
@@ -29,7 +29,7 @@ impl Revision {
         }
     }
 
-    /// Why git names no revision of `folder`, in one line, with the remedy that git names; none where it names one.
+    /// Why git names no revision of `folder`, in one line, with git's remedy; none if it names one.
     pub fn why_unknown(folder: &Path) -> Option<String> {
         refusal(Command::new("git").arg("-C").arg(folder).args(["rev-parse", "HEAD"]))
     }

@@ -1,6 +1,6 @@
-//! Timers by definition: what starts each one, what stops it, on which clock; printed with the results that use it.
+//! Timers by definition: what starts and stops each, on which clock; printed with the results that use it.
 //!
-//! All clocks here are `CLOCK_MONOTONIC` (`std::time::Instant`). A GPU's clock comes with the GPU, under the same definitions.
+//! All clocks here are `CLOCK_MONOTONIC` (`std::time::Instant`). A GPU's comes with the GPU, defined alike.
 
 use std::time::{Duration, Instant};
 
@@ -31,14 +31,14 @@ pub const TRANSFER: Timer = Timer {
     stops: "when the completion of the last post has been polled",
 };
 
-/// A round trip between a kernel, or a program, and a kernel that answers, by the client's clock: of a GPU, its global timer.
+/// Round trip from a kernel or program to an answering kernel, by the client's clock (GPU: global timer).
 pub const ROUND_TRIP: Timer = Timer {
     name: "round_trip_ns",
     starts: "before the request of a question is written",
     stops: "when the completion of its answer has been polled",
 };
 
-/// Time of one message that finds both ends idle, as its sender sees it: a whole round trip, and the time to wake up.
+/// Time of one message that finds both ends idle, by its sender: a whole round trip, and the time to wake up.
 pub const FIRST: Timer = Timer {
     name: "first_ns",
     starts: "before the post of a message, after a pause in which nothing was under way",

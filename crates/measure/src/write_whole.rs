@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::io::{Result, Write};
 use std::path::Path;
 
-/// Writes a file under another name, syncs and renames it: after a crash or a power cut it is there whole, or as it was before. What is no
-/// file, as a pipe or `/dev/stdout`, is written as it is; a link stays one.
+/// Writes a file under another name, syncs and renames it: after a crash or power cut it is whole, or as
+/// before. What is no file, as a pipe or `/dev/stdout`, is written in place; a link stays one.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return fs::write(path, bytes);

@@ -1,11 +1,11 @@
 //! A client's end over libibverbs: writes requests into the server's slots, and finds answers in its own.
 //!
-//! [`Connection::ask`] copies a request into registered memory and posts its WRITE. [`Connection::poll`] takes an
-//! answer. The last WRITE of each request gives a completion, and until then its memory is not written again. A
-//! thread calls both in turn: nothing here waits but [`Connection::open`], which has a deadline.
+//! [`Connection::ask`] copies a request into registered memory and posts its WRITE. [`Connection::poll`]
+//! takes an answer. The last WRITE of each request gives a completion; until then its memory is not reused.
+//! One thread calls both in turn: only [`Connection::open`] waits, and it has a deadline.
 //!
-//! On UC a part of an answer may be lost while its flag arrives. So a flag alone is not believed there: the tail
-//! flag, which is in the last packet of the answer's WRITE, must have arrived too. Else the answer is lost.
+//! On UC a part of an answer may be lost while its flag arrives. So there the tail flag, in the last packet
+//! of the answer's WRITE, must have arrived too. Else the answer is lost.
 
 use std::collections::VecDeque;
 use std::io;
@@ -211,8 +211,8 @@ impl Connection {
         self.session.is_alive()
     }
 
-    /// Sends a request. `input`: the bytes of each input. `deadline_ns`: by [`Self::now_ns`]. False: no slot is
-    /// free now, or the NIC still reads an earlier request; poll, and ask again.
+    /// Sends a request. `input`: the bytes of each input. `deadline_ns`: by [`Self::now_ns`]. False: no slot
+    /// is free, or the NIC still reads an earlier request; poll, and ask again.
     ///
     /// # Errors
     /// An input of another length, a number that is outstanding, or a connection that has failed.
@@ -325,7 +325,7 @@ impl Connection {
         Ok(Some(answered.map(|answer| Answered { answer, taken_ns, message, geometry })))
     }
 
-    /// Numbers of requests whose deadline has passed. Their slots are used again once their answers have come.
+    /// Numbers of requests that timed out. Their slots are reused once their answers have come.
     pub fn expired(&mut self) -> Vec<u64> {
         self.client.expired(self.now_ns())
     }
@@ -364,7 +364,7 @@ impl Connection {
         self.zero(place);
     }
 
-    /// Counts answers that came again to slots without a request: for the end, when nothing is asked any more.
+    /// Counts answers that came again to slots without a request: for the end, after the last request.
     pub fn settle(&mut self) {
         for place in 0..self.slots {
             if self.waiting.iter().all(|at| at.place != place) {

@@ -1,4 +1,4 @@
-//! A model's slot: made of its manifest alone, so that client and server agree without telling each other sizes.
+//! A model's slot: made of its manifest alone, so that client and server agree without exchanging sizes.
 
 use slots::{Geometry, Tensor, TensorKind};
 use zoo::{ElementType, Manifest};

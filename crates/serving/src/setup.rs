@@ -1,14 +1,14 @@
-//! What client and server tell each other before the first request, as lines of a [`verbs::connect::Session`].
+//! What client and server exchange before the first request, as lines of a [`verbs::connect::Session`].
 //!
 //! 1. The client sends a [`SetupRequest`].
 //! 2. The server sends a [`Reply`]: a [`Grant`], or why there is none.
 //! 3. Both exchange a [`verbs::connect::Hello`] with one queue pair and the regions named at [`REGIONS`].
-//! 4. After a barrier the client may write requests. The session stays: its end is the client's, or the server's.
+//! 4. After a barrier the client may write requests. The session stays until the client or the server ends.
 //!
-//! The granted slots lie one behind the other, in a region of this client's alone, and so do their flags. Slot `i` of a grant is at
-//! `i` times [`Geometry::server_stride`], its flag at `i` times [`FLAG_BYTES`](slots::layout::FLAG_BYTES). The client's own
-//! slots, where answers go, have [`Geometry::client_stride`]. A queue pair has a protection domain of its own on the server, so
-//! that no client's key opens another client's slots.
+//! Granted slots lie in a row in a region of this client alone, and so do their flags. Slot `i` is at `i`
+//! times [`Geometry::server_stride`], its flag at `i` times [`FLAG_BYTES`](slots::layout::FLAG_BYTES). The
+//! client's own slots, for answers, have [`Geometry::client_stride`]. A server's queue pair has its own
+//! protection domain: no client's key opens another's slots.
 
 use serde::{Deserialize, Serialize};
 pub use slots::Arrival;

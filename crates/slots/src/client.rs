@@ -175,8 +175,8 @@ impl Client {
         Ok(Answer { place, status, header })
     }
 
-    /// Requests whose deadline has passed. Each is told once; neither its slot nor its number is used again before
-    /// its answer.
+    /// Requests whose deadline has passed. Each is told once; neither its slot nor its number is reused
+    /// before its answer.
     pub fn expired(&mut self, now_ns: u64) -> Vec<u64> {
         let mut ids = Vec::new();
         for slot in &mut self.slots {

@@ -1,4 +1,4 @@
-//! `include/slots.h`: the layout as C constants, made from [`crate::layout`]. `cargo xtask headers` writes it (INV-14).
+//! `include/slots.h`: constants of [`crate::layout`] in C, written by `cargo xtask headers` (INV-14).
 
 use crate::layout::{self, Entry, Header, Status, TensorKind};
 

@@ -6,8 +6,8 @@
 //! Within one RDMA WRITE, bytes may arrive in any order. There are four ways, and both sides agree on one:
 //!
 //! - **Flag**, the usual one: the message is one WRITE, and [`flag`] of its sequence is a second WRITE of 8
-//!   bytes behind it, into an array with a flag for each slot. A responder executes the requests of a queue pair
-//!   in their order. The InfiniBand specification promises the order of bytes in memory only for what a
+//!   bytes behind it, into an array with a flag for each slot. A responder executes the requests of a queue
+//!   pair in their order. The InfiniBand specification promises the order of bytes in memory only for what a
 //!   completion or an atomic operation behind them tells of. NICs keep it for a second WRITE as well, if the
 //!   region forbids relaxed ordering and if message and flag lie in the same memory: both the host's, or both
 //!   one GPU's, whose threads must see the NIC's writes in order.
@@ -16,11 +16,11 @@
 //!   specification promises that.
 //! - **Completion**: the message is a WRITE with immediate data. The receiver polls the completion, whose
 //!   immediate data are the slot's number.
-//! - **Send**: the message is a SEND, and takes the oldest receive of its receiver. The server posts one for the
+//! - **Send**: the message is a SEND, and takes the receiver's oldest receive. The server posts one for the
 //!   request of each slot, and a slot's next one before it answers there. So receives lie in the order of the
-//!   answers. The client uses its slots in that order, and knows in which one a request will lie. An answer lies
-//!   where the client has a receive, and its header names the slot. It needs a reliable connection: a SEND that is
-//!   lost takes no receive.
+//!   answers. The client uses its slots in that order, and knows in which one a request will lie. An answer
+//!   lies where the client has a receive, and its header names the slot. It needs a reliable connection: a
+//!   lost SEND takes no receive.
 
 /// How a receiver learns that a message is whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -135,7 +135,7 @@ pub const fn flag(sequence: u32) -> u64 {
     (sequence as u64) << 32 | (sequence ^ MARK) as u64
 }
 
-/// The flag of the host's own slot, which no client has, when it is marked as stop: that of sequence 0, which no request has.
+/// Stop flag of the host's own slot, which no client has: that of sequence 0, which no request has.
 pub const STOP: u64 = flag(0);
 
 /// The sequence of the next request in a slot.

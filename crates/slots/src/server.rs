@@ -28,7 +28,7 @@ pub enum SlotOrder {
     /// The one that arrived first.
     #[default]
     Arrival,
-    /// The one in the next slot behind that of the request before, as the release walks over its slots. An older request behind it waits.
+    /// The one behind the last request's slot, as the release walks its slots. An older request behind waits.
     Index,
 }
 
@@ -113,8 +113,8 @@ impl Server {
     }
 
     /// Gives so many slots, one behind the other, to a new client: its number, those of the slots, and the
-    /// sequences of their last requests. The caller sets their flags and tail flags to 0 before the client hears
-    /// of them: a client that had them before may have written there what looks like the next request.
+    /// sequences of their last requests. The caller sets their flags and tail flags to 0 before the client
+    /// hears of them: an earlier client may have written there what looks like the next request.
     pub fn grant(&mut self, wanted: u16) -> Result<(u32, Vec<(u32, u32)>), ServerError> {
         let full = ServerError::Full { wanted: wanted.into(), free: self.free() };
         let count = usize::from(wanted);
@@ -139,9 +139,9 @@ impl Server {
         Ok((client, granted))
     }
 
-    /// Takes a client's slots back. Its queue pair was destroyed before and its completions were polled, so that
-    /// nothing of it arrives any more. A slot whose request runs, or whose answer is being sent, is granted
-    /// again when that has ended.
+    /// Takes a client's slots back. Its queue pair was destroyed before and its completions were polled, so
+    /// that nothing of it arrives any more. A slot whose request runs, or whose answer is being sent, is
+    /// granted again after that.
     pub fn withdraw(&mut self, client: u32) -> Result<(), ServerError> {
         let at = self.peers.iter().position(|peer| peer.number == client);
         self.peers.remove(at.ok_or(ServerError::Client(client))?);
@@ -154,8 +154,8 @@ impl Server {
         Ok(())
     }
 
-    /// From now on a client may have so many requests outstanding, 1 at least: its answers say so, and what comes beyond them is refused.
-    /// A limit that is lowered while requests are on their way refuses some of these: set it before the client gets its slots.
+    /// Sets how many requests a client may have outstanding, at least 1: answers say so, more are refused. A
+    /// lowered limit refuses some in flight: set it before the client gets its slots.
     pub fn limit(&mut self, client: u32, credits: u16) -> Result<(), ServerError> {
         self.peer(client)?.credits = credits.max(1);
         Ok(())
@@ -171,10 +171,10 @@ impl Server {
         self.slot(slot).ok()?.client
     }
 
-    /// Takes the request that is whole in a slot. `client`: the owner of the completion's queue pair; with flags
-    /// [`Self::owner`]. `prefix`: what the request begins with, read once. A bad request is taken too, and is to
-    /// be answered with its status. Errors leave all as it is: the slot is another client's, or its request is
-    /// not answered yet.
+    /// Takes the request that is whole in a slot. `client`: the owner of the completion's queue pair; with
+    /// flags [`Self::owner`]. `prefix`: the request's first bytes, read once. A bad request is taken too, to
+    /// be answered with its status. Errors leave all as it is: the slot is another client's, or its request
+    /// is not answered yet.
     pub fn arrived(
         &mut self,
         client: u32,
@@ -277,9 +277,9 @@ impl Server {
         Ok(Some(self.geometry.answer.prefix(&header)))
     }
 
-    /// As [`Self::done`], of a request that is computed and answered elsewhere: whether its client is there. Its number stays
-    /// outstanding until [`Self::sent`]. It counts no more against the client's credits: the client may have the answer, and send its
-    /// next request, before this server hears of it.
+    /// As [`Self::done`], of a request computed and answered elsewhere: whether its client is there. Its
+    /// number stays outstanding until [`Self::sent`], but not against the client's credits. The client may
+    /// have the answer, and send its next request, before this server hears of it.
     pub fn hand_over(&mut self, slot: u32) -> Result<bool, ServerError> {
         let Some(work) = self.end(slot)? else { return Ok(false) };
         self.slots[slot as usize].handed_over = work.refused.is_none().then_some(work.header.request_id);
@@ -527,7 +527,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(|_| server.take().unwrap().slot), [2, 3, 0]);
     }
 
-    /// S7: the release passes the first slot, counts one too many, and lets several slots begin at one address.
+    /// S7: the release passes the first slot, counts one too many, and begins several slots at one address.
     #[test]
     fn release_s7_each_slot_is_granted_once_and_no_two_share_a_byte() {
         let (geometry, mut server) = (geometry(), Server::new(geometry(), 7));

@@ -10,10 +10,10 @@
 //! fn a_port_is_ethernet() -> Result<(), verbs::Error> { … }
 //! ```
 //!
-//! The test starts its own program again, as `softnic run -- PROGRAM --exact THE_TEST --nocapture`, and passes when exactly that test
-//! passed there. So only the test has a NIC, and a crash of it is a failed test. Each test has a fabric of its own. The launcher is the
-//! `softnic` that a shell would start, or what `SOFTNIC_TEST_LAUNCHER` names. Left out: `should_panic` and async functions, which do not
-//! compile.
+//! The test starts its own program again, as `softnic run -- PROGRAM --exact THE_TEST --nocapture`, and
+//! passes if exactly that test passed there. So only the test has a NIC, and its crash is a failed test. Each
+//! test has a fabric of its own. The launcher is the `softnic` of a shell's path, or what
+//! `SOFTNIC_TEST_LAUNCHER` names. Left out: `should_panic` and async functions, which do not compile.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ impl<E> Passed for Result<(), E> {
     }
 }
 
-/// Runs the test at `path` again, on a NIC with these options of `softnic run`. False: this is that run. Panics when it fails.
+/// Runs the test at `path` again on a NIC with these options. False: this is that run. Panics if it fails.
 #[doc(hidden)]
 pub fn ran(path: &str, options: &[&str]) -> bool {
     // Test programs name their tests without the crate.

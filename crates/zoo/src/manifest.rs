@@ -161,8 +161,8 @@ impl Manifest {
         Manifest::parse(&text, path)
     }
 
-    /// Reads the `.toml` files of these models, or without names all of a folder, in the order of their names.
-    /// Errors: a file that is wrong, of those that are read; a name that no file has.
+    /// Reads the `.toml` files of these models, or all of a folder if none is named, in the order of their
+    /// names. Errors: a wrong file among those read; a name that no file has.
     pub fn all(folder: &Path, models: &[String]) -> Result<Vec<Manifest>> {
         let io = |error| anyhow!("{}: {error}", folder.display());
         let entries: Vec<_> = fs::read_dir(folder).and_then(Iterator::collect).map_err(io)?;

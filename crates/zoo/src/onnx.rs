@@ -1,8 +1,8 @@
 //! The messages of an ONNX file, as far as models for inference use them.
 //!
 //! Field numbers and types are those of `onnx.proto3` of the ONNX project, IR version 8. Left out: training,
-//! functions, sparse tensors, sequences, maps, quantisation annotations, shapes between nodes. Unknown fields of a
-//! file are skipped, as protocol buffers define it.
+//! functions, sparse tensors, sequences, maps, quantisation annotations, shapes between nodes. Unknown fields
+//! of a file are skipped, as protocol buffers define it.
 
 #![allow(missing_docs, reason = "names are those of onnx.proto3, which describes them")]
 

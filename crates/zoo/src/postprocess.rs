@@ -1,6 +1,6 @@
 //! From a model's first output to what it means: classes with probabilities, or an image. On the CPU.
 //!
-//! An output of luminance takes the place of the image's own, as PyTorch's super-resolution tutorial merges it
+//! An output of luminance replaces the image's own, as PyTorch's super-resolution tutorial merges it
 //! (`advanced/super_resolution_with_onnxruntime`): the chrominance (BT.601) stays. It is resized as
 //! [`preprocess`](crate::preprocess) resizes, which is bilinear; the tutorial's is bicubic.
 
@@ -172,7 +172,7 @@ mod tests {
         };
         // Blue, green, red. The first has luminance 0.114 × 10 + 0.587 × 20 + 0.299 × 30 = 21.85.
         let image = Image { height: 1, width: 2, pixels: vec![10, 20, 30, 255, 0, 0] };
-        // 0.4 × 255 = 102 is 80.15 more; blue of luminance 1 is 225.93 brighter, and all that is above 255 is cut.
+        // 0.4 × 255 = 102 is 80.15 more; blue of luminance 1 is 225.93 brighter, and what passes 255 is cut.
         assert_eq!(answer(&manifest, &image, &[0.4, 7.0]), (1, 2, vec![90, 100, 110, 255, 226, 226]));
         assert_eq!(answer(&manifest, &image, &[-3.0, 29.07 / 255.0]), (1, 2, vec![0, 0, 8, 255, 0, 0]));
         manifest.preprocess.image = PixelOrder::Rgb;

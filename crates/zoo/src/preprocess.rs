@@ -135,8 +135,8 @@ impl Preprocess {
         }
     }
 
-    /// Where the pixels of the crop lie in an image, by rows and by columns, when the crop has `factors` times
-    /// as many rows and columns.
+    /// Where the pixels of the crop lie in an image, by rows and by columns, when the crop has `factors`
+    /// times as many rows and columns.
     pub(crate) fn samples(&self, image: &Image, factors: [usize; 2]) -> Result<[Vec<Sample>; 2]> {
         self.check()?;
         let &Image { height, width, .. } = image;

@@ -61,8 +61,8 @@ impl Store {
         Store::at(root.join(if is_bundle { "zoo" } else { "target/zoo" }))
     }
 
-    /// The ONNX file of a model with seeded weights, and where it came from, for people. A file that is not there is
-    /// built in memory.
+    /// The ONNX file of a model with seeded weights, and its origin, for people. A missing file is built in
+    /// memory.
     pub fn seeded(&self, manifest: &Manifest) -> Result<(Vec<u8>, String), StoreError> {
         let name = manifest.seeded_file();
         match self.read(&name, manifest.seeded.sha256) {

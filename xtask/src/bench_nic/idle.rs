@@ -11,7 +11,7 @@ use crate::process::{JsonProgram, WAIT, wait_for};
 /// What opening the device cost is not idling, and a NIC that had work a moment ago looks around more often.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// NIC thread's share of a core in percent, and the whole process's resident memory in MiB, watched for `time`.
+/// The NIC thread's share of a core in percent, and the process's resident MiB, watched for `time`.
 pub fn watch(program: &mut JsonProgram, time: Duration) -> Result<(f64, f64)> {
     let process = program.child.0.id();
     wait_for(WAIT, || {
@@ -38,7 +38,7 @@ fn nic_ns(process: u32) -> Option<u64> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).ok()?;
     let of_nic = |task: &fs::DirEntry| {
         let name = fs::read_to_string(task.path().join("comm")).ok()?;
-        // The first field is the time on a core; `stat` counts in hundredths of a second, too coarse for idling.
+        // The first field is time on a core; `stat` counts in hundredths of a second, too coarse for idling.
         let schedstat = fs::read_to_string(task.path().join("schedstat")).ok()?;
         name.starts_with("softnic-nic").then(|| schedstat.split_whitespace().next()?.parse::<u64>().ok())?
     };

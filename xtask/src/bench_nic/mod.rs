@@ -1,8 +1,8 @@
-//! `cargo xtask bench-nic`: how fast the software NIC is, against what two processes can do without one; and `bench-gpu`, what a GPU
-//! sends and answers over it: each an experiment whose series are numbers of one program.
+//! `cargo xtask bench-nic`: how fast the software NIC is, against what two processes can do without one; and
+//! `bench-gpu`, what a GPU sends and answers over it. Both are experiments; series are one program's numbers.
 //!
-//! Every repetition takes each number once, so that a ratio's two numbers share the machine's mood. What is measured and aimed at
-//! says `experiments/bench-nic/spec.toml`; its README.md says why, and how to run it where there is neither cargo nor a tree.
+//! Every repetition takes each number once, so that a ratio's two numbers share the machine's state. Numbers
+//! and aims are in `experiments/bench-nic/spec.toml`, reasons and use without cargo or tree in its README.md.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,7 +37,7 @@ use source::Source;
 
 /// What a spec calls points that are each a number of one program.
 pub const APP: &str = "bench-nic";
-/// Examples of soft-nic that give numbers: what unused queue pairs cost, and what a WRITE costs in the device alone.
+/// Examples of soft-nic that give numbers: the cost of unused queue pairs, and of a WRITE in the device.
 pub const EXAMPLES: [&str; 2] = ["idle_queues", "device"];
 /// Longest that one program may take; what was meant to take longer adds its own time.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -58,7 +58,7 @@ pub struct Options {
     /// Measure only the numbers whose names, in experiments/COMMAND/spec.toml, contain this.
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     only: Option<String>,
-    /// Programs from this folder (`cargo xtask bundle` makes one): nothing is built, installed, or asked of git.
+    /// Programs from this folder (`cargo xtask bundle` makes one): nothing is built, installed, asked of git.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["record", "no_install"])]
     bin: Option<PathBuf>,
     /// Pin no process to a core, and say so in the results.
@@ -251,7 +251,7 @@ impl run::Bench for Numbers<'_> {
     }
 }
 
-/// The two hosts that some numbers need; where there can be none, these numbers are left out, and why is said.
+/// The two hosts that some numbers need; where there can be none, these are left out, with the reason.
 fn with_hosts(experiment: &mut Experiment, limit: Duration) -> Result<(Option<Hosts>, Vec<String>)> {
     /// Room for packets with an MTU of 4096 and every header, as Ethernet's jumbo frames have.
     const MTU: u32 = 4500;

@@ -362,7 +362,7 @@ pub fn free_port() -> Result<u16> {
     Ok(listener.local_addr().context("looking for a free port")?.port())
 }
 
-/// perftest's server takes exactly one connection, so that a trial connection would spoil it: the kernel's table tells.
+/// perftest's server takes one connection, so a trial connection would spoil it: the kernel's table tells.
 fn wait_for_listener(server: &mut ChildGuard, port: u16, log: &Path, limit: Duration) -> Result<()> {
     let listens = wait_for(limit, || {
         if is_listening(server.0.id(), port) {

@@ -1,4 +1,4 @@
-//! Where a number of `bench-nic` comes from: the `options` of its series in `experiments/bench-nic/spec.toml`.
+//! Source of a number of `bench-nic`: its series' `options` in `experiments/bench-nic/spec.toml`.
 
 use anyhow::{Context, Result};
 use experiment::Spec;
@@ -57,7 +57,7 @@ pub enum Source {
         #[serde(default = "rate")]
         field: String,
     },
-    /// `doorbell-echo`, a kernel that asks and one that answers; the field of its line, and what one unit of it is in ours.
+    /// `doorbell-echo`, one kernel asks and one answers; the field of its line, and its unit in ours.
     Echo {
         options: Vec<String>,
         /// JSON pointer.
@@ -67,7 +67,7 @@ pub enum Source {
     },
     /// `generator --pause 1`: 99th percentile of a message that comes after a second of idling, in ms.
     First,
-    /// `generator bench-post`: the shim's time to post a 64 B WRITE divided by libmlx5's, with the fences of a card.
+    /// `generator bench-post`: the shim's time to post a 64 B WRITE ÷ libmlx5's, with a card's fences.
     Post {
         /// Requests a doorbell.
         list: u64,

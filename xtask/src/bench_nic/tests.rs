@@ -1,4 +1,4 @@
-//! The whole of `bench-nic` with stand-ins for its programs: shell scripts that say what generator and perftest say.
+//! The whole of `bench-nic` with stand-ins: shell scripts that say what generator and perftest say.
 
 use serde_json::Value;
 

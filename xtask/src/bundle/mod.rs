@@ -1,7 +1,7 @@
-//! `cargo xtask bundle DIR`: programs, tests and texts in one folder, stripped, for a machine without cargo, git and network.
+//! `cargo xtask bundle DIR`: stripped programs, tests and texts for a machine without cargo, git and network.
 //!
-//! The revision is compiled into this command's own copy, since there is no git to ask there. What `crate::carried` reads
-//! there is written here. Test programs are of the dev profile: more checks, and minutes of linking less.
+//! The revision is compiled into this command's own copy, since there is no git to ask there. Writes what
+//! `crate::carried` reads. Test programs are of the dev profile: more checks, and minutes less of linking.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ pub struct Options {
     /// Copy this machine's perftest programs too, and into DIR/lib what they need beside rdma-core.
     #[arg(long)]
     perftest: bool,
-    /// Programs of the dev profile: built sooner, to see whether something works; what they measure is not recorded.
+    /// Programs of the dev profile: built sooner, to see whether something works; results are not recorded.
     #[arg(long)]
     dev: bool,
     /// Tests of these packages only; of all that may have tests for a GPU without.

@@ -12,7 +12,7 @@ use crate::refused::refused;
 /// What `bench-nic` runs.
 const PROGRAMS: [&str; 5] = ["ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_send_lat", "ib_write_lat"];
 
-/// Libraries of those that every machine has, or that must be its own: the C library's, and rdma-core under test.
+/// Libraries that every machine has, or must have of its own: the C library's, and rdma-core under test.
 const NOT_CARRIED: [&str; 9] = [
     "linux-vdso.",
     "ld-linux",

@@ -220,8 +220,8 @@ impl Bench {
     }
 }
 
-/// Messages and bytes that the NICs of all processes received. Where a receiver was ended by a signal, and so left no counts, those
-/// that the others sent are more.
+/// Messages and bytes that the NICs of all processes received. If a signal ended a receiver, so that it left
+/// no counts, those that the others sent are more.
 fn moved(stats: &[PathBuf]) -> Result<[u64; 2]> {
     let lines = lines(stats)?;
     let most = |what: &str| {
@@ -240,7 +240,7 @@ fn counted(lines: &[Value], name: &str) -> u64 {
     lines.iter().filter_map(|line| line["counters"][name].as_u64()).sum()
 }
 
-/// What the ends of the processes, their words and the NIC's counts make of a row. The client is the last of `sides`.
+/// A row's outcome by its processes' ends, their words and the NIC's counts. The client is last in `sides`.
 pub fn judge(row: &Row, sides: &[Side], [messages, bytes]: [u64; 2]) -> Outcome {
     let names: &[&str] = if sides.len() == 1 { &["it"] } else { &["the server", "the client"] };
     // A client says more of a failure than its server, which ends because of it.
@@ -338,7 +338,7 @@ fn first_error(said: &str) -> String {
     line.chars().take(200).collect()
 }
 
-/// A message without what differs from run to run and from machine to machine: our folders, and process ids of the NIC.
+/// A message without what differs between runs and machines: our folders, and process ids of the NIC.
 fn without_places(text: &str) -> String {
     let mut text = text
         .replace(&format!("{}/", target_dir().display()), "")

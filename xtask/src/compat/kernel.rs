@@ -1,8 +1,8 @@
-//! The other end of a row that has `kernel`: a Linux kernel's soft-RoCE (`rdma_rxe`), in a machine that `qemu-system-x86_64` emulates.
+//! The other end of a row with `kernel`: a Linux kernel's soft-RoCE (`rdma_rxe`) in `qemu-system-x86_64`.
 //!
-//! The guest is Debian's kernel with programs of this machine (`xtask/compat/kernel`). Its Ethernet is a tap in a network namespace,
-//! in which the NIC's end of each row runs too; a user namespace of one's own serves where we are not root. Commands go in and what
-//! came of them out by files of a folder that both see (9p). All of it ends with this command.
+//! The guest is Debian's kernel with programs of this machine (`xtask/compat/kernel`). Its Ethernet is a tap
+//! in a network namespace, where the NIC's end of each row runs too; without root it is in a user namespace.
+//! Commands go in and results out by files of a shared folder (9p). All of it ends with this command.
 
 use std::cell::Cell;
 use std::fs;
@@ -42,7 +42,7 @@ pub fn on_the_wire() -> Vec<String> {
     ["--link-layer", "roce", "--path", "wire", "--ipv4", HOST].map(str::to_owned).to_vec()
 }
 
-/// A command with the device, the GID and the server's address filled in, as `end` runs it against a kernel that is `kernel`.
+/// A command with device, GID and server address filled in, as `end` runs it if `kernel` is the kernel.
 pub fn filled(command: &str, end: End, kernel: End) -> String {
     let (device, gid) = if end == kernel { ("rxe0", "1") } else { ("mlx5_0", "3") };
     let server = if kernel == End::Server { GUEST } else { HOST };
@@ -133,7 +133,7 @@ impl Guest {
         inside(&self.namespace, program)
     }
 
-    /// Starts a command there, which is ended after `limit`. `ready` is a shell's condition for its `wait_until_ready`.
+    /// Starts a command there, ended after `limit`. `ready`: a shell's condition for its `wait_until_ready`.
     pub fn start(&self, command: &str, ready: &str, limit: Duration) -> Result<Job<'_>> {
         let number = self.jobs.get() + 1;
         self.jobs.set(number);
@@ -184,7 +184,7 @@ impl Job<'_> {
     }
 }
 
-/// What the guest's shell runs: the command, and the file `ready_file` once the condition holds while it runs.
+/// What the guest's shell runs: the command, and `ready_file` once the condition holds while it runs.
 fn script(command: &str, limit: Duration, ready: &str, ready_file: &str) -> String {
     let (seconds, quoted) = (limit.as_secs(), crate::shell::quoted(command));
     format!(
@@ -193,7 +193,7 @@ fn script(command: &str, limit: Duration, ready: &str, ready_file: &str) -> Stri
     )
 }
 
-/// A shell's condition in the guest: a TCP socket listens on the port, or, where the words are of `rdma_cm`, an id does.
+/// A guest shell's condition: a TCP socket, or an id if the words are `rdma_cm`'s, listens on the port.
 pub fn ready(words: Option<&str>, port: u16) -> String {
     match words {
         Some(words) if words.starts_with("rdma_cm ") => {

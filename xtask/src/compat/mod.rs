@@ -1,7 +1,7 @@
 //! `cargo xtask compat`: runs programs of other projects on the software NIC, and keeps what came of each.
 //!
-//! The programs stand in `xtask/compat/programs.toml`, recorded results in `xtask/compat/results.json`; `docs/reference/works-with.md`
-//! has them as a table. A row proves itself by the program's own words and by the bytes that the NIC received. Left out: rates.
+//! Rows: `xtask/compat/programs.toml`. Results: `xtask/compat/results.json`, `docs/reference/works-with.md`.
+//! A row proves itself by the program's own words and by the bytes that the NIC received. Left out: rates.
 
 mod bench;
 mod kernel;
@@ -35,16 +35,16 @@ pub struct Options {
     /// Run the rows that need a GPU, and no others.
     #[arg(long)]
     pub gpu: bool,
-    /// Run the rows whose other end is a Linux kernel's soft-RoCE, and no others: in a guest under QEMU, minutes.
+    /// Run only the rows whose other end is a Linux kernel's soft-RoCE: in a guest under QEMU, minutes.
     #[arg(long, conflicts_with = "gpu")]
     kernel: bool,
     /// Write what came of the rows into xtask/compat/results.json, and the page's tables.
     #[arg(long)]
     record: bool,
-    /// Run nothing: record what came of the rows on another machine, from the results.json in its folder of logs.
+    /// Run nothing: record the rows' results of another machine, from the results.json in its folder of logs.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["record", "only", "gpu", "kernel", "install", "bin", "dry_run"])]
     import: Option<PathBuf>,
-    /// Install missing packages; without it, print the command that does, and leave out the programs that need them.
+    /// Install missing packages; else print the command that does, and leave out programs that need them.
     #[arg(long)]
     install: bool,
     /// Folder of softnic and its library, built before.

@@ -1,4 +1,4 @@
-//! What `cargo xtask compat` runs: `xtask/compat/programs.toml`, a program an entry, and what has to be there for it.
+//! What `cargo xtask compat` runs: `xtask/compat/programs.toml`, a program an entry, and what each needs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -50,8 +50,8 @@ pub struct Program {
 
 /// One run: a command, or a server and its client, and what output proves that it worked.
 ///
-/// In commands `{port}` is a free TCP port, `{dir}` the program's folder, `{wheel}` its wheels, `{here}` the folder of the list and
-/// `{root}` that of the source. A path comes quoted for the shell, so that no quotes belong around it.
+/// In commands `{port}` is a free TCP port, `{dir}` the program's folder, `{wheel}` its wheels, `{here}` the
+/// list's folder and `{root}` the source's. Paths come quoted for the shell: no quotes belong around them.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Row {
@@ -67,7 +67,7 @@ pub struct Row {
     pub server: Option<String>,
     /// By default the server's command with its address behind it.
     pub client: Option<String>,
-    /// What the server's log says when a client may come; words of `rdma_cm` are the NIC's. By default: it listens on `{port}`.
+    /// Server's log once clients may come; `rdma_cm` words are the NIC's. Default: it listens on `{port}`.
     pub ready: Option<String>,
     /// Whether the server never ends by itself.
     pub stop: bool,
@@ -88,8 +88,8 @@ pub struct Row {
     pub deadline_s: Option<u64>,
     /// What is known of a failure, of skipped tests, or of a bad end after everything above held.
     pub note: Option<String>,
-    /// Which end a Linux kernel's soft-RoCE is; it runs with --kernel alone. In such commands `{device}`, `{gid}` and `{server}` are
-    /// the RDMA device and the GID's index of the end that runs it, and the server's address.
+    /// Which end a Linux kernel's soft-RoCE is; it runs with --kernel alone. In such commands `{device}` and
+    /// `{gid}` are the RDMA device and GID index of the end that runs it, `{server}` the server's address.
     pub kernel: Option<End>,
     /// How many GPUs it needs; it runs with --gpu alone if any.
     pub gpus: usize,
@@ -148,8 +148,8 @@ impl Row {
         wire.into_iter().chain(self.nic.iter().cloned()).collect()
     }
 
-    /// What was run, as a user would: the client's command, the one command, or that of the end that is no kernel. Empty where
-    /// nothing is.
+    /// What was run, as a user would: the client's command, the one command, or that of the end that is no
+    /// kernel. Empty if nothing is.
     pub fn ran(&self) -> String {
         let (mut commands, Some(kernel)) = (self.commands(), self.kernel) else {
             return self.ran_by(self.commands().pop());
@@ -264,7 +264,7 @@ impl Program {
         let log = folder.join("prepare.log");
         let mut shell = Command::new("sh");
         shell.args(["-e", "-c", &self.filled(script, 0)]).current_dir(&folder);
-        // A crate of others' is built as a user would: not into our target folder, not with our cargo's settings.
+        // Others' crates are built as by a user: not in our target folder, nor with our settings.
         shell.env_remove("CARGO_TARGET_DIR").env_remove("CARGO_MANIFEST_DIR");
         let ended = run_logged(&mut shell, &log, PREPARING)?;
         ensure!(ended == Ended::Well, "its preparation {ended}; see {}", log.display());

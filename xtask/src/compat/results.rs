@@ -1,4 +1,4 @@
-//! What came of the rows: `xtask/compat/results.json`, and the tables of `docs/reference/works-with.md` that are made from it.
+//! The rows' results: `xtask/compat/results.json`, and tables of `docs/reference/works-with.md` made from it.
 
 use std::fs;
 use std::path::Path;
@@ -101,8 +101,8 @@ impl Recorded {
         }
     }
 
-    /// With new rows in the place of old ones, in the order of the list; rows that are not in it any more are gone. What was not run
-    /// here replaces nothing that was run elsewhere.
+    /// New rows replace old ones, in the order of the list; rows that left the list are gone. What was not
+    /// run here replaces nothing that was run elsewhere.
     pub fn with(self, tried: Vec<RowResult>, all: &[Program]) -> Recorded {
         let replaces = |new: &RowResult, old: &RowResult| {
             let is_run_elsewhere = new.verdict == Verdict::NotRun && old.verdict != Verdict::NotRun;

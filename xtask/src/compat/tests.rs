@@ -1,4 +1,4 @@
-//! The list and its recorded results, the judgement of rows, rows that fail by design, and the rows that every test run has.
+//! The list and its recorded results, the judgement of rows, rows that fail by design, and rows of every run.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
-//! `cargo xtask demo`: a server and a client, two processes over the software NIC, and each answer compared with a reference.
+//! `cargo xtask demo`: a server and a client over the software NIC, each answer compared with a reference.
 //!
-//! Without ONNX Runtime the host twin computes reference and answers, which the label says: then the run checks the way of requests and
-//! answers, and not the model's numbers. Times are of an emulated NIC, and no verdict rests on them.
+//! Without ONNX Runtime the host twin computes reference and answers, as the label says. Then the path of
+//! requests is checked, not the model's numbers. Times are of an emulated NIC; no verdict uses them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -42,7 +42,7 @@ pub struct Options {
     /// Where logs go [default: results/demo].
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Print the command for missing packages instead of running it; without ONNX Runtime the twin runs the model.
+    /// Print the command for missing packages, do not run it; without ONNX Runtime the twin runs the model.
     #[arg(long)]
     no_install: bool,
 }

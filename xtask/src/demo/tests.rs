@@ -1,4 +1,4 @@
-//! The demo by stand-ins, which say what the programs say, and by the programs that cargo has built beside these tests.
+//! The demo by stand-ins that say what the programs say, and by the programs that cargo built beside.
 
 use std::fs;
 use std::process::Stdio;

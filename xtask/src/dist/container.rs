@@ -1,8 +1,8 @@
 //! The image of `packaging/container`, and two containers of it on one bridge.
 //!
-//! Built by buildah without a registry, started by `unshare(1)` and `setpriv(1)`: each container has network, process and mount
-//! namespaces of its own, no capability, and only the variables that the image sets. Everything is in a network namespace of the
-//! trial's, and is gone with it. Left out: cgroups, seccomp, a runtime.
+//! Built by buildah without a registry, started by `unshare(1)` and `setpriv(1)`: each container has its own
+//! network, process and mount namespaces, no capability, and only the image's variables. Everything is in a
+//! network namespace of the trial, and is gone with it. Left out: cgroups, seccomp, a runtime.
 
 use std::fs;
 use std::path::Path;

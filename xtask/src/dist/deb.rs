@@ -1,7 +1,7 @@
-//! A Debian package of the NIC, from the tarball's folder: `softnic` with its library, manual and completions, and the shim's headers.
+//! A Debian package of the NIC, from the tarball: `softnic`, library, manual, completions, shim headers.
 //!
-//! Follows deb-control(5) and dpkg-deb(1); `lintian` looks at the package where it is installed. Left out: the tarball's other
-//! programs, whose names are too common for `/usr/bin`.
+//! Follows deb-control(5) and dpkg-deb(1); `lintian` checks it where it is installed. Left out: the tarball's
+//! other programs, whose names are too common for `/usr/bin`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -26,7 +26,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
 ];
 const DOC: &str = "usr/share/doc/softnic";
 
-/// Files get this time, and so does the changelog: the same files give the same package. 2000-01-01, since none may be of 1970.
+/// Time of files and changelog: the same files give the same package. 2000-01-01, since none may be of 1970.
 const EPOCH: (&str, &str) = ("946684800", "Sat, 01 Jan 2000 00:00:00 +0000");
 const MAINTAINER: &str = "The Doorbell authors <doorbell@noreply.github.com>";
 

@@ -1,8 +1,8 @@
-//! `cargo xtask dist`: a tarball of the programs that runs on any x86-64 Linux with glibc 2.31 or newer, and a Debian package of `softnic`.
+//! `cargo xtask dist`: a tarball for x86-64 Linux with glibc 2.31 or newer, a Debian package of `softnic`.
 //!
-//! The programs are linked against the symbols of glibc 2.31 by Zig's linker, which brings them for each version; what they ask for is
-//! checked afterwards. Beside them: man pages and completions, the headers of the shim with a pkg-config file, the crate
-//! for Rust tests, licence texts, a list of parts (SPDX 2.3), and
+//! The programs are linked against the symbols of glibc 2.31 by Zig's linker, which brings them for each
+//! version; what they ask for is checked afterwards. Beside them: man pages and completions, the shim's
+//! headers with a pkg-config file, the crate for Rust tests, licence texts, a list of parts (SPDX 2.3), and
 //! SHA-256 sums. Left out: rdma-core, which each program finds on its host, and CUDA.
 
 use std::fs;
@@ -42,11 +42,11 @@ pub struct Options {
     /// Folder for the tarball, and for what is in it.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Unpack it in this root and run `ibv_devinfo` and `ib_write_bw` there, and install the Debian package and remove it: a root of another
-    /// distribution with ibverbs-utils and perftest. Where there is none, debootstrap makes one of Debian 11. Needs root.
+    /// Unpack it in this root, run `ibv_devinfo` and `ib_write_bw`, install and remove the Debian package.
+    /// ROOT: a distribution with ibverbs-utils and perftest (if missing, debootstrap's Debian 11). As root.
     #[arg(long, value_name = "ROOT")]
     try_in: Option<PathBuf>,
-    /// Fetch nothing; if the linker is missing, print the command that fetches it, and end with exit status 2.
+    /// Fetch nothing; if the linker is missing, print the command that fetches it, and exit with status 2.
     #[arg(long)]
     no_install: bool,
 }
@@ -159,7 +159,7 @@ fn check(built: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Versions of glibc that a program asks for, of those newer than `most`: one line each. `wanted`: what `readelf -V` prints.
+/// glibc versions newer than `most` that a program asks for, one a line. `wanted`: what `readelf -V` prints.
 fn newer(name: &str, wanted: &str, most: (u32, u32)) -> Vec<String> {
     let words = wanted.split_whitespace().filter_map(|word| word.strip_prefix("GLIBC_"));
     let mut versions: Vec<(u32, u32)> = words

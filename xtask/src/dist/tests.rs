@@ -139,7 +139,7 @@ fn the_wheel_installs_its_command_and_the_same_files_give_the_same_wheel() {
     fs::remove_dir_all(out).unwrap();
 }
 
-/// A Python that has this module: the user's own, or the system's, which set-up installs packages for. Error: neither has.
+/// A Python with this module: the user's, or the system's, for set-up's packages. Error: neither has it.
 fn python_with(module: &str) -> Result<&'static str, String> {
     let has = |python: &&str| {
         let said = Command::new(python).args(["-c", &format!("import {module}")]).output();
@@ -200,7 +200,7 @@ fn programs_run_on_a_fabric_under_pytest() {
     fs::remove_dir_all(out).unwrap();
 }
 
-/// Runs the steps of the tutorial's workflow as they stand, in a folder with the wheel, on the NIC of another.
+/// Runs the steps of the tutorial's workflow as they stand, in a folder with the wheel, on another's NIC.
 fn the_workflow_of_the_tutorial(nic: &Path, folder: &Path) {
     let page = fs::read_to_string(root().join("docs/tutorials/rdma-developer.md")).unwrap();
     let block = |behind: &str, language: &str| {
@@ -225,7 +225,7 @@ fn the_workflow_of_the_tutorial(nic: &Path, folder: &Path) {
             let mut bash = Command::new("bash");
             bash.args(["-ec", &step]).current_dir(folder).env("PATH", &path).output().unwrap()
         };
-        // A test of the page gives its program a second to begin, which a busy machine may not: it is run again.
+        // The page's test gives its program a second to begin, too little on a busy machine: it is run again.
         let is_right = |said: &std::process::Output| said.status.success();
         let said = (0..4).map(|_| run()).find(is_right).unwrap_or_else(run);
         let text = String::from_utf8_lossy(&said.stdout);
@@ -265,8 +265,8 @@ fn steps(action: &str) -> Vec<String> {
     blocks.map(lines).collect()
 }
 
-/// The tarball that `dist` made of this revision. That of a changed tree may be older than the last change: it is taken only where it
-/// is just made. Error: why there is none.
+/// The tarball that `dist` made of this revision. That of a changed tree may be older than the last change:
+/// it counts only if just made. Error: why there is none.
 fn of_this_revision(revision: &Revision, folder: &Path, is_just_made: bool) -> Result<PathBuf, String> {
     let wanted = folder.join(name(&version(revision)) + ".tar.gz");
     let others = workspace::names_in(folder).into_iter().filter(|name| name.ends_with(".tar.gz"));
@@ -390,7 +390,7 @@ fn run_step(step: &str, tarball: &Path, out: &Path) -> std::process::Output {
     bash.env("TARBALL", tarball).output().unwrap()
 }
 
-/// Sets up from that tarball by these steps, and asks the program that the path then leads to for its version.
+/// Sets up from that tarball by these steps, and asks the program then on the path for its version.
 fn set_up_from(tarball: &Path, steps: &[String], out: &Path) -> String {
     let since = Instant::now();
     for step in steps {

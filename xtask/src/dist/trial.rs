@@ -1,4 +1,4 @@
-//! Tarball and Debian package in a root of another distribution: unpacked and installed, and the NIC used by programs of that root.
+//! Tarball and Debian package in another distribution's root: unpacked, installed, and used by its programs.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ const DEBOOTSTRAP: [&str; 4] =
 /// Longest that it may take to fetch and unpack its packages.
 const MAKING: Duration = Duration::from_secs(20 * 60);
 
-/// What runs there, in the unpacked folder: a look for the manual, a device that is shown as a ConnectX-7, then WRITEs between two processes.
+/// Run in the unpacked folder: the manual is there, a device shown as a ConnectX-7, WRITEs between processes.
 const STEPS: &str = "set -e
 test -s share/man/man1/softnic-run.1 -a -s share/bash-completion/completions/softnic.bash
 ./softnic run --model cx7 -- ibv_devinfo

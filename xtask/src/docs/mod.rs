@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: the book of `docs/`, built by mdBook, and the tables in it that are made from measured results.
+//! `cargo xtask docs`: the book of `docs/`, built by mdBook, and its tables made from measured results.
 
 pub mod picture;
 pub mod tables;

@@ -1,5 +1,5 @@
-//! The picture of figure 4 that README.md shows, drawn from the committed run of a machine with a GPU on a link shaped to the paper's
-//! rate, beside the paper's curves.
+//! The picture of figure 4 in README.md: the committed run of a machine with a GPU, on a link shaped to the
+//! paper's rate, beside the paper's curves.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Tables of our documents that are made from `experiments/*/measured.json`, between a line `<!-- table: NAME -->` and the next
-//! `<!-- end of table -->`. Behind the name of an experiment may stand the numbers that a table lists, and what its x is:
+//! Tables of our documents made from `experiments/*/measured.json`, between a line `<!-- table: NAME -->` and
+//! the next `<!-- end of table -->`. The numbers to list, and what x is, may follow an experiment's name:
 //! `<!-- table: fig1 by instances: runs_per_s input_gbps -->`.
 
 use std::collections::BTreeMap;
@@ -101,8 +101,8 @@ fn median(row: &Row, name: &str) -> Option<String> {
 
 const NONE: &str = "—";
 
-/// Posts beside gpunetio's put, its put with a collapsed CQ, and its pieces, as far as posters look for room and the ring lies in host
-/// memory.
+/// Posts beside gpunetio's put, its put with a collapsed CQ, and its pieces, where posters look for room and
+/// the ring lies in host memory.
 fn posts(entries: &[Entry]) -> Vec<Vec<String>> {
     let title = ["row", "early, ns", "strict, ns", "gpunetio, ns", "early ÷ gpunetio", "required", "verdict"];
     let mut table = vec![row(title)];
@@ -138,8 +138,8 @@ fn machine(entry: &Entry) -> String {
     format!("{}{rate}", entry.machine)
 }
 
-/// Aims and reported numbers: what the present spec asks, and for each machine the median and the verdict. A recorded verdict counts
-/// where its aim is still the same, since it knows every repetition; otherwise the entry's rows are judged anew.
+/// Aims and reported numbers: what the present spec asks, and each machine's median and verdict. A recorded
+/// verdict with the same aim counts, as it knows every repetition; else the entry's rows are judged anew.
 fn aims(spec: &Spec, entries: &[Entry]) -> Vec<Vec<String>> {
     let mut table = vec![[row(["what", "asked"]), entries.iter().map(machine).collect()].concat()];
     for claim in &spec.claims {
@@ -212,8 +212,8 @@ fn on(entry: &Entry) -> String {
     if gpu.is_empty() { machine(entry) } else { gpu.clone() }
 }
 
-/// A line for each row of an entry: GPU, or machine without one; series, x where it has a name, medians. Parts of an entry may be of several
-/// revisions: `revision` is a row's.
+/// A line for each row of an entry: GPU, or machine without one; series, x if it has a name, medians. Parts
+/// of an entry may be of several revisions: `revision` is a row's.
 fn listed(entries: &[Entry], x: Option<&str>, numbers: &[&str]) -> Vec<Vec<String>> {
     let title = ["on", "series"].into_iter().chain(x).chain(numbers.iter().copied());
     let mut table = vec![title.map(str::to_owned).collect()];

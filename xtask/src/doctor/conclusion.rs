@@ -1,4 +1,4 @@
-//! The end of `cargo xtask doctor`: which tests and figures this machine runs, and what is missing for the others.
+//! The end of `cargo xtask doctor`: tests and figures that this machine runs, and what the others lack.
 
 use std::path::Path;
 

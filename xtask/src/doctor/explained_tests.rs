@@ -1,8 +1,8 @@
-//! Every message of `doctor` stands on `docs/hardware.md`, with what it means: the texts of the sources that print are compared with the
-//! page.
+//! Every message of `doctor` stands on `docs/hardware.md`, with its meaning: texts of the printing sources
+//! are compared with the page.
 //!
-//! A message is a literal of those sources of two words or more, without its placeholders: `{name}` in the source, … on the page. Left
-//! out: the words of CUDA's driver, of the dynamic loader and of git, which messages quote.
+//! A message is a literal of those sources of two words or more, without its placeholders: `{name}` in the
+//! source, … on the page. Left out: words of CUDA's driver, the dynamic loader and git, which messages quote.
 
 use std::fs;
 
@@ -29,7 +29,7 @@ const SOURCES: [(&str, &str); 15] = [
     ("crates/gpu/src/safe/pages.rs", "fn doorbell_refused"),
 ];
 
-/// Literals with these words are no messages of `doctor`: help and errors of `gpu-probe`'s command line, and what it reads.
+/// Literals with these words are no messages of `doctor`: help, errors and input of `gpu-probe`.
 const OTHERS: [&str; 6] = [
     "gpu-probe [--json]",
     "give the folder of a toolkit",
@@ -103,7 +103,7 @@ fn normal(text: &str) -> String {
     text.replace(['`', '\u{1}', '\u{2}'], "").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// From the line that holds `item` to the one that closes it, or the whole file; attributes in front of a type belong to it.
+/// From the line with `item` to the one that closes it, or the whole file; attributes of a type included.
 fn of_item<'a>(text: &'a str, item: &str) -> &'a str {
     let Some(at) = text.find(item).filter(|_| !item.is_empty()) else { return text };
     let begin = text[..at].rfind("\n\n").map_or(0, |begin| begin + 2);

@@ -1,8 +1,8 @@
-//! `cargo xtask doctor --hardware`: what emulation could not confirm, each with the command that tries it, the line to expect, and
-//! whether it can be tried on this machine. Runs none of them: the owner of a card does.
+//! `cargo xtask doctor --hardware`: what emulation could not confirm, each with a command, the expected line,
+//! and whether this machine can try it. Runs none of them: the owner of a card does.
 //!
-//! The reasons are those of `docs/store-order.md` («What hardware still has to confirm»), `docs/gpu.md` and `docs/gpu-memory.md`.
-//! `xtask/hardware.toml` is the list; `docs/hardware.md` holds it as it is printed without a card, and says what a different line means.
+//! Why: `docs/store-order.md` («What hardware still has to confirm»), `docs/gpu.md`, `docs/gpu-memory.md`.
+//! `docs/hardware.md` has `xtask/hardware.toml` as printed without a card; it explains different lines.
 
 use std::path::Path;
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! `cargo xtask doctor`: what this machine has and lacks, and which tests and figures it therefore runs. Changes nothing but
+//! `cargo xtask doctor`: what this machine has and lacks, and which tests and figures it runs. Changes only
 //! `target/`, where it builds `gpu-probe`; a bundle carries one. `docs/hardware.md` explains every message.
 
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ mod hardware;
 
 #[derive(Args)]
 pub struct Options {
-    /// What emulation could not confirm: for each the command, the line to expect, and whether it can be tried here.
+    /// What emulation could not confirm, each with its command, expected line, and whether it can be tried.
     #[arg(long)]
     hardware: bool,
     /// Library of ONNX Runtime, or its folder, that a program would be given by its option of this name.

@@ -1,7 +1,7 @@
-//! `cargo xtask import RESULTS`: results that a bundle measured on another machine become an entry of an experiment's `measured.json`.
+//! `cargo xtask import RESULTS`: results of a bundle on another machine go into `measured.json` as an entry.
 //!
-//! Everything is looked at before anything is written, and the file is replaced whole. The entry is computed anew
-//! from its points, by this tree's rules; what the folder says of medians and verdicts is not believed.
+//! Everything is looked at before anything is written, and the file is replaced whole. The entry is computed
+//! from its points by this tree's rules; medians and verdicts of the folder are not believed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ use crate::workspace::root;
 
 #[derive(Args)]
 pub struct Options {
-    /// Folder that `figure N`, `bench-post --gpu`, `bench-gpu`, `bench-nic` or `bench-models` wrote (their --out).
+    /// Folder that `figure N`, `bench-post --gpu`, `bench-gpu`, `bench-nic` or `bench-models` wrote (--out).
     #[arg(value_name = "RESULTS")]
     folder: PathBuf,
-    /// Record whole series although others were not measured. Rows of others that were recorded of the same machine and extent
-    /// stay, each with its revision and versions; verdicts are taken over all. Where a claim compares series, rows of another
-    /// revision or of other versions go.
+    /// Record whole series although others were not measured. Rows of others that were recorded of the same
+    /// machine and extent stay, each with its revision and versions; verdicts are taken over all. Where a
+    /// claim compares series, rows of another revision or of other versions go.
     #[arg(long)]
     part: bool,
 }

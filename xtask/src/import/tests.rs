@@ -1,4 +1,4 @@
-//! Results of a made-up machine, and everything that may be wrong with them; a repository of its own is the tree.
+//! Results of a made-up machine and everything that may be wrong with them; the tree is its own repository.
 
 use measure::{Label, Revision};
 use serde_json::Value;

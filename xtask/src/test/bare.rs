@@ -1,7 +1,7 @@
-//! The step `without rdma-core` (INV-8): tests that could use it must pass, or skip aloud, where the loader finds none.
+//! The step `without rdma-core` (INV-8): tests that could use it must pass, or skip aloud, without it.
 //!
-//! An empty file under the library's name, found before the system's, is a library that cannot be loaded: the cheap
-//! form of a machine that has none, where `cargo xtask test --bare` runs everything.
+//! An empty file under the library's name, found before the system's, cannot be loaded: the cheap form of a
+//! machine without it, where `cargo xtask test --bare` runs everything.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! `xtask/floors.toml`: how many tests each suite must execute, without a GPU and with one (INV-9); a floor goes down only
-//! with a reason.
+//! `xtask/floors.toml`: how many tests each suite must execute, without a GPU and with one (INV-9); a floor
+//! goes down only with a reason.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,10 +30,10 @@ pub struct Floors {
 struct Floor {
     /// Tests that must have been executed, skipped ones not counted.
     tests: usize,
-    /// How many of them only Debian executes: they unpack another Debian release from the machine's own mirror, or start Chromium.
+    /// How many only Debian executes: they unpack another release by the machine's mirror, or run Chromium.
     #[serde(default)]
     debian_only: usize,
-    /// Tests named `gpu_*` that `test --gpu` must have executed on a machine with a GPU; none: the suite is not run there.
+    /// `gpu_*` tests that `test --gpu` must execute on a machine with a GPU; none: the suite is left out.
     gpu: Option<usize>,
     /// Why this is lower than it once was; needed exactly then.
     reason: Option<String>,

@@ -1,6 +1,6 @@
 //! What a run consists of, in which order, and what runs beside what.
 //!
-//! Three lanes: one builds for users and lints, one builds the test programs and runs most suites, and one runs
+//! Three lanes: one builds for users and lints, one builds test programs and runs most suites, one runs
 //! suites that wait more than they compute. Cargo's lock on each target folder keeps its builds apart.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ use crate::setup::Purpose;
 use crate::wheels;
 use crate::workspace::{Metadata, root, target_dir};
 
-/// A step that takes longer hangs: the build takes five minutes on two quiet cores, and a tenth of the speed on busy ones.
+/// A step that takes longer hangs: the build takes 5 minutes on two quiet cores, ten times that on busy ones.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
 /// Steps that others wait for.
 const RELEASE_BUILD: &str = "release build";
@@ -66,7 +66,7 @@ pub struct Job {
 enum Work {
     /// A program, judged by how it ends.
     Step(Vec<String>),
-    /// Builds all test programs by cargo with these arguments, and keeps what it made and what the compiler said.
+    /// Builds all test programs by cargo with these arguments; keeps what it made and the compiler's words.
     Build(Vec<String>),
     /// What clippy found while they were built.
     Lints,
@@ -273,7 +273,7 @@ impl<'a> Run<'a> {
             }
             Work::Suite(suite) => {
                 let _own_address = suite.nic.as_ref().map(UnderNic::prepare).transpose()?;
-                // A bare machine has no libibverbs that could find the NIC, and no compiler was fetched; there its tests may skip.
+                // Bare machines have no libibverbs to find the NIC, and no compiler: tests may skip.
                 let ours = |name: &str| {
                     name == "REQUIRE" || wheels::ALL.iter().any(|wheels| wheels.variable == name)
                 };
@@ -310,8 +310,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A cargo whose compiler is clippy's, which finds its lints while it compiles: a pass of its own would type-check all
-    /// crates once more. Named suites are built by the compiler that the user's other builds have.
+    /// A cargo whose compiler is clippy's, which lints while it compiles: a pass of its own would type-check
+    /// all crates again. Named suites use the compiler of the user's other builds.
     fn linting(&self, words: &[String]) -> Command {
         let mut command = command(words);
         if !self.extent.named {
@@ -389,8 +389,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Makes `TMPDIR` of the programs under test, below the machine's own, where names are short enough for sockets. None: it could not
-/// be made, and the machine's own serves.
+/// Makes `TMPDIR` of the programs under test, below the machine's own, where names are short enough for
+/// sockets. None: it could not be made, and the machine's own serves.
 fn temporary_folder() -> Option<PathBuf> {
     let folder = std::env::temp_dir().join(format!("xtask-{}", std::process::id()));
     let made = fs::create_dir(&folder);
@@ -416,8 +416,8 @@ fn step(log: &Log) -> Row {
     Row { outcome, complaint, ..Row::default() }
 }
 
-/// Warnings of the compiler and of clippy in the log of a build, each with its lines. Left out: Cargo's own sums, and what build
-/// scripts say of the machine (`warning: PACKAGE@VERSION: …`).
+/// Warnings of compiler and clippy in a build's log, each with its lines. Left out: Cargo's own sums, and
+/// what build scripts say of the machine (`warning: PACKAGE@VERSION: …`).
 fn warnings(log: &str) -> String {
     let mut is_within = false;
     let lines = log.lines().filter(|line| {

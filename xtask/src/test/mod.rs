@@ -1,4 +1,4 @@
-//! `cargo xtask test`: set-up, tidy, fmt, clippy, all tests and dry runs of the figures, counted, against a budget of time.
+//! `cargo xtask test`: set-up, tidy, fmt, clippy, all tests, dry runs of figures, counted, in a time budget.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,16 +29,16 @@ const DEAREST: usize = 5;
 
 #[derive(Args, Default)]
 pub struct Options {
-    /// Suites or packages to run; all, and all steps before them, without any. A suite is a package, or one on a NIC:
-    /// PACKAGE-LAYER-PATH, as in verbs-ib and verbs-roce-wire (no PATH: shared memory).
+    /// Suites or packages to run; without any, all, and all steps before them. A suite is a package, or one
+    /// on a NIC: PACKAGE-LAYER-PATH, as in verbs-ib and verbs-roce-wire (no PATH: shared memory).
     suites: Vec<String>,
-    /// The long matrices too (`SOFTNIC_TEST_FULL=1` for the suites), and what `dist` makes, in a root of another distribution.
+    /// The long matrices too (`SOFTNIC_TEST_FULL=1` for suites), and `dist`'s output in another distribution.
     #[arg(long)]
     full: bool,
     /// Install nothing; if a package is missing, print the command and end with exit status 2.
     #[arg(long)]
     no_install: bool,
-    /// On a machine without rdma-core: no set-up, tests may skip and floors do not count; the binaries have to start.
+    /// On a machine without rdma-core: no set-up, tests may skip, floors do not count; binaries must start.
     #[arg(long)]
     bare: bool,
     /// Only the tests named gpu_*, and examples/cuda_post, on a machine with a GPU; from a bundle too.

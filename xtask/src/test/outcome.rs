@@ -30,7 +30,7 @@ impl Outcome {
             let failure = line.strip_suffix(" ... FAILED").and_then(|line| line.split_once("test "));
             outcome.failures.extend(failure.map(|(_, name)| name.to_owned()));
             outcome.table.extend(line.strip_prefix("TABLE ").map(str::to_owned));
-            // Not always at the start of a line: a test's name may stand there, and its result, or another test's.
+            // Not always at a line's start: a test's name and result may stand there, or another test's.
             let alone =
                 |at: &usize| *at == 0 || ["... ", "... ok"].iter().any(|end| line[..*at].ends_with(end));
             if let Some(at) = line.find("SKIP ").filter(alone) {

@@ -1,7 +1,7 @@
-//! The `PATH` of the suites: programs of packages that a bare machine has, or that set-up or `README.md` names, and no others.
+//! The suites' `PATH`: only programs of packages that a bare machine has, or set-up or `README.md` names.
 //!
-//! Source: `dpkg-query(1)`, `deb-substvars(5)`; names below `/etc/alternatives` as in `update-alternatives(1)`. Without dpkg the
-//! machine's own `PATH` stays, and the run says so.
+//! Source: `dpkg-query(1)`, `deb-substvars(5)`; names below `/etc/alternatives` as in
+//! `update-alternatives(1)`. Without dpkg the machine's own `PATH` stays, and the run says so.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ const OF_RUST: [&str; 9] =
 /// Where packages put programs.
 const FOLDERS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
 
-/// Makes the folder of programs of one set of packages below `target`, and returns it; none where there is no package database.
+/// Makes the folder of a package set's programs below `target`; none if there is no package database.
 pub fn folder(target: &Path, needed: Purpose) -> Result<Option<PathBuf>> {
     let Ok(listing) = ask(&[
         "-W",
@@ -110,7 +110,7 @@ fn names(list: &str) -> impl Iterator<Item = &str> {
         .filter(|name| !name.is_empty())
 }
 
-/// Programs in `folder` that are owned, or lead to what is: `awk` leads to `/etc/alternatives/awk`, and that to `mawk`.
+/// Programs in `folder` owned or leading to owned ones: `awk` to `/etc/alternatives/awk`, that to `mawk`.
 fn of_packages(folder: &Path, owned: &BTreeSet<PathBuf>) -> Result<Vec<(OsString, PathBuf)>> {
     let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
     let programs = entries.flatten().filter_map(|entry| {

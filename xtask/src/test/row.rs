@@ -1,4 +1,4 @@
-//! The rows of a run's table, a step or a suite each; what is said of each when it ends, and of all at the end.
+//! The rows of a run's table, a step or a suite each; what is said at the end of each and of all.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -106,7 +106,7 @@ pub fn line(row: &Row) -> String {
     format!("{:28} {result:6} {minutes:5.1} min {cpu:5.1} CPU min  {counts}{floor}{complaint}", row.name)
 }
 
-/// What failed, for a reader of the run's end alone: each failed step, the names of its failed tests and its last words.
+/// What failed, for a reader of the end alone: each failed step, its failed tests and its last words.
 fn failures(rows: &[Row]) -> Vec<String> {
     let mut said = Vec::new();
     for row in rows.iter().filter(|row| row.outcome.failed > 0) {

@@ -1,4 +1,4 @@
-//! The suites of `cargo xtask test`: one for each package of the workspace, and those that need a word of their own.
+//! The suites of `cargo xtask test`: one for each package of the workspace, with options where needed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,13 +18,13 @@ use crate::wheels::{self, Wheels};
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct RunOptions {
-    /// The set of packages that they need, where it is less than all of `xtask/packages.txt`: headers, programs of others, and what reads our
-    /// captures and pages. Programs that another set brings are not in their `PATH`.
+    /// The packages that they need, if not all of `xtask/packages.txt`: headers, programs of others, readers
+    /// of our captures and pages. Programs of another set are not in their `PATH`.
     needs: Option<Purpose>,
     /// Arguments of its test programs.
     arguments: Vec<String>,
-    /// The test programs need a NIC: each is started by `softnic run`, once for each of these. A NIC is a link layer, and `-wire` behind it
-    /// where messages go in packets.
+    /// The test programs need a NIC: `softnic run` starts each, once for each of these. A NIC is a link
+    /// layer, and `-wire` behind it if messages go in packets.
     nics: Vec<String>,
     /// Tests that do not depend on every NIC: a part of their paths, and on how many of the NICs they run.
     few: BTreeMap<String, usize>,
@@ -59,7 +59,7 @@ pub enum MessagePath {
 }
 
 impl MessagePath {
-    /// Configuration of the NIC, as `softnic run --config` reads it, and the address in it that is this suite's.
+    /// The NIC's configuration for `softnic run --config`, and the address in it that is this suite's.
     fn config(self) -> (String, Option<Loopback>) {
         match self {
             MessagePath::Shared => ("path = \"shm\"\n".into(), None),
@@ -114,7 +114,7 @@ pub struct UnderNic {
 }
 
 impl UnderNic {
-    /// Writes the configuration, and removes what an earlier run counted. Returns the address that is the suite's while it runs.
+    /// Writes the configuration, and removes an earlier run's counts. Returns the address held for the suite.
     pub fn prepare(&self) -> Result<Option<Loopback>> {
         let (config, own) = self.message_path.config();
         files::write(&self.config, &config)?;
@@ -131,8 +131,8 @@ impl UnderNic {
     }
 }
 
-/// What the lines of counters say against `message_path`: suites on the wire must have sent packets and nothing else, and no other
-/// these.
+/// What counter lines say against `message_path`: suites on the wire must have sent packets and nothing else,
+/// and others none.
 fn astray(message_path: MessagePath, lines: &str) -> Option<String> {
     let sum = |name: &str| {
         let one = |line: &str| {
@@ -180,7 +180,7 @@ pub fn all(packages: &[&str], softnic: &Path, folder: &Path) -> Vec<Suite> {
     suites
 }
 
-/// Keeps the suites that were asked for by name or package; all without a name. Error: no suite is called so; `kind` says which were meant.
+/// Keeps suites with these names or packages; all if there are none. Error: no such suite, of which `kind`.
 pub fn keep(suites: &mut Vec<Suite>, wanted: &[String], kind: &str) -> Result<()> {
     let is = |suite: &Suite, wanted: &String| suite.name == *wanted || suite.package == *wanted;
     if let Some(unknown) = wanted.iter().find(|name| !suites.iter().any(|suite| is(suite, name))) {
@@ -224,8 +224,8 @@ fn on(plain: Suite, nic: &str, softnic: &Path, folder: &Path) -> Suite {
     Suite { name, environment, nic: Some(UnderNic { message_path, runner, config, stats }), ..plain }
 }
 
-/// Where a package's compiler and linker, and its reference, are. A GPU is not required: its tests are counted as skipped where there
-/// is none.
+/// Where a package's compiler and linker, and its reference, are. A GPU is not required: without one its
+/// tests are counted as skipped.
 fn environment(way: &RunOptions) -> Vec<(String, String)> {
     let wanted =
         [(way.toolkit, &wheels::CUDA, "toolkit"), (way.reference, &wheels::ONNX_RUNTIME, "reference")];
@@ -242,7 +242,7 @@ pub fn purpose(package: &str) -> Option<Purpose> {
     WAYS.get(package)?.needs
 }
 
-/// What set-up brings for these suites: the largest of their sets of packages, and the wheels that they are told of.
+/// What set-up brings for these suites: the largest of their package sets, and the wheels they are told of.
 pub fn needs(suites: &[Suite]) -> (Purpose, Vec<&'static Wheels>) {
     let purposes = suites.iter().map(|suite| purpose(&suite.package).unwrap_or(Purpose::Test));
     let is_told = |wheels: &&Wheels| {
@@ -251,7 +251,7 @@ pub fn needs(suites: &[Suite]) -> (Purpose, Vec<&'static Wheels>) {
     (purposes.max().unwrap_or(Purpose::Computing), wheels::ALL.into_iter().filter(is_told).collect())
 }
 
-/// What is there by our own doing: a test that skips for want of it hides something. What the user asks for stays.
+/// What is there by our own doing: a test that skips without it hides something. The user's wish stays.
 fn require(ours: &str) -> (String, String) {
     ("REQUIRE".into(), std::env::var("REQUIRE").unwrap_or_else(|_| ours.into()))
 }

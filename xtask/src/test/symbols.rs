@@ -1,5 +1,5 @@
-//! What our binaries export and ask for: only the interposer exports libc names (INV-4), none needs rdma-core or CUDA
-//! to start (INV-8).
+//! What our binaries export and ask for: only the interposer exports libc names (INV-4), none needs rdma-core
+//! or CUDA to start (INV-8).
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

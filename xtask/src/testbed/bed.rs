@@ -1,6 +1,6 @@
 //! A testbed's folder: names that follow from it alone, keys made on the fly, and what ssh and sshd read.
 //!
-//! Follows `ssh_config(5)`, `sshd_config(5)` and the known-hosts format of `sshd(8)`. Host keys are checked, always.
+//! Follows `ssh_config(5)`, `sshd_config(5)`, and `sshd(8)` for known hosts. Host keys are always checked.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -17,7 +17,7 @@ use crate::workspace;
 pub const MTU: u32 = 4200;
 /// ssh's control sockets lie in the folder, and a Unix socket's path has 108 bytes.
 const LONGEST_DIR: usize = 70;
-/// Where a node keeps sshd's files: in its own /etc, since its own /tmp and /root may hide the testbed's folder.
+/// Where a node keeps sshd's files: in its own /etc, as its /tmp and /root may hide the testbed's folder.
 pub const SSHD_FILES: &str = "/etc/doorbell-testbed";
 /// Name of the file by which `down` knows a folder that it may remove.
 const MARK: &str = ".doorbell-testbed";
@@ -146,8 +146,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Whether the folder is there and is a testbed's: it has the mark, or nothing but the beginning of one, as an `up` leaves it that
-    /// was killed just then.
+    /// Whether the folder is a testbed's: it has the mark, or only the beginning of one, as a killed `up` may
+    /// leave it.
     pub fn is_folder(&self) -> bool {
         let Ok(entries) = fs::read_dir(&self.dir) else { return false };
         let is_alone = entries.flatten().all(|entry| entry.file_name() == MARK);

@@ -1,6 +1,6 @@
-//! What of a testbed is on this machine, found in `/proc` and `/run/netns` without any record of it, and its removal.
+//! What of a testbed is on this machine, found in `/proc` and `/run/netns` without a record, and its removal.
 //!
-//! Follows `proc_pid_mountinfo(5)`, `proc_pid_ns(5)` and `ip-netns(8)`. So a killed supervisor or a cut `up` hides nothing.
+//! After `proc_pid_mountinfo(5)`, `proc_pid_ns(5)`, `ip-netns(8)`. A killed supervisor or `up` hides nothing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub struct Found {
     supervisors: Vec<u32>,
     nodes: [NodeState; 2],
-    /// Processes that see the private mount of a node, and are in no namespace of its names: a login that lives on.
+    /// Processes that see a node's private mount, in no namespace of its names: a login that lives on.
     strays: Vec<u32>,
     folder: bool,
 }

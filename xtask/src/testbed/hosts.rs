@@ -1,7 +1,7 @@
 //! The two hosts of an inventory: how ansible reaches them, and so how a program is started there by ssh.
 //!
-//! `ansible/hosts.yml` writes a line of JSON for each; its names are those of ansible's «special variables», «connection variables» of
-//! the ssh plug-in, and of the roles. Left out: other connections than ssh, other ways to become root than sudo, passwords.
+//! `ansible/hosts.yml` writes a JSON line for each, named by ansible's «special variables», the ssh plug-in's
+//! «connection variables» and the roles. Left out: connections but ssh, becoming root but by sudo, passwords.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::playbook::{self, Inventory};
 use crate::refused::refused;
 use crate::shell::quoted;
 
-/// Run by `sh` with a program's words: ends the program when stdin ends, as it does when ssh or this command is gone.
+/// Run by `sh` with a program's words: ends it when stdin ends, as when ssh or this command is gone.
 const UNTIL_STDIN_ENDS: &str = "exec 3<&0; \"$@\" 3<&- & own=$!; \
     { cat <&3; kill $own; sleep 5; kill -9 $own; } >/dev/null 2>&1 & with=$!; \
     exec 3<&-; wait $own; status=$?; kill $with; exit $status";

@@ -1,7 +1,7 @@
-//! `cargo xtask testbed`: two nodes on this machine, each with a network, a host name and files of its own, reached by ssh.
+//! `cargo xtask testbed`: two nodes here, each with its own network, host name and files, reached by ssh.
 //!
-//! Follows `network_namespaces(7)`, `mount_namespaces(7)` and `sshd_config(5)`. A supervisor owns both sshds, so that `up` can
-//! return. Left out: PID and user namespaces; `/usr`, `/var` and `/home` are the machine's own.
+//! Follows `network_namespaces(7)`, `mount_namespaces(7)` and `sshd_config(5)`. A supervisor owns both sshds,
+//! so that `up` can return. Left out: PID and user namespaces; `/usr`, `/var`, `/home` are the machine's.
 
 use std::fs;
 use std::path::PathBuf;

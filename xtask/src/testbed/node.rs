@@ -1,7 +1,7 @@
-//! The supervisor: starts sshd in the namespaces of each node, says when both listen, and ends them when a signal comes.
+//! The supervisor: starts sshd in each node's namespaces, says when both listen, ends them at a signal.
 //!
-//! Follows `unshare(1)`, `ip-netns(8)` and the kernel's `Documentation/filesystems/overlayfs.rst`. A node's mounts belong to its
-//! processes alone and go with the last of them.
+//! Follows `unshare(1)`, `ip-netns(8)` and the kernel's `Documentation/filesystems/overlayfs.rst`. A node's
+//! mounts belong to its processes alone and go with the last of them.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
@@ -55,7 +55,7 @@ enum SshdMessage {
     Ended(String),
 }
 
-/// Starts both nodes, and holds them until a signal ends this process and all below it. Error: one of them ended by itself.
+/// Starts both nodes, and holds them until a signal ends this process and all below. Error: one ended alone.
 pub fn hold(testbed: &Testbed) -> Result<()> {
     // The terminal of `up` may hang up.
     setsid().context("leaving the session")?;

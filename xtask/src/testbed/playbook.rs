@@ -58,7 +58,7 @@ fn command(inventory: &Inventory, playbook: &str, variables: &[String]) -> Comma
     command
 }
 
-/// Runs `playbook` with `variables` of the form `NAME=VALUE`, or a JSON object. Error: what went wrong on which host, and the log's path.
+/// Runs `playbook` with `variables`, `NAME=VALUE` or JSON object. Error: what failed on which host, and log.
 pub fn run(inventory: &Inventory, playbook: &str, variables: &[String], log: &Path) -> Result<()> {
     let ended = run_logged(&mut command(inventory, playbook, variables), log, LIMIT)?;
     if ended == Ended::Well {
@@ -67,8 +67,8 @@ pub fn run(inventory: &Inventory, playbook: &str, variables: &[String], log: &Pa
     bail!("{playbook}: {}", why(&ended.to_string(), log))
 }
 
-/// Writes back what `tune.yml` found. The signal handler calls it too, so it must not use `run_logged`, which blocks once a signal came.
-/// Error: which hosts may still be tuned, and the command that restores them.
+/// Writes back what `tune.yml` found. The signal handler calls it too, so it must not use `run_logged`, which
+/// blocks after a signal. Error: which hosts may still be tuned, and the command that restores them.
 pub fn restore(inventory: &Inventory, log: &Path) -> Result<(), String> {
     let why = match run_bounded(&mut command(inventory, "restore.yml", &[]), log, RESTORE_LIMIT) {
         Ok(Some(status)) if status.success() => return Ok(()),

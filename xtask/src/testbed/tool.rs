@@ -11,9 +11,9 @@ use crate::process::on_path;
 /// Longest that a small program such as `ip` may take, in seconds.
 const TOOL_S: u32 = 10;
 
-/// What a small program says on stdout. It is ended after [`TOOL_S`] seconds; its last line on stderr is the error.
+/// Stdout of a small program. It is ended after [`TOOL_S`] seconds; its last stderr line is the error.
 ///
-/// Not by [`crate::process::output`], which starts nothing once a signal came: this also removes what a stopped `up` made.
+/// [`crate::process::output`] starts nothing after a signal, but this removes what a stopped `up` made.
 pub fn tool(words: &[&str]) -> Result<String> {
     let output = Command::new("timeout")
         .args(["--kill-after=1", &TOOL_S.to_string()])

@@ -1,4 +1,4 @@
-//! Which crate may use which (INV-1): `cargo metadata` and module imports against the two tables of ARCHITECTURE.md.
+//! Which crate may use which (INV-1): `cargo metadata` and module imports by ARCHITECTURE.md's two tables.
 
 use anyhow::{Context, Result};
 
@@ -78,7 +78,7 @@ fn package_arrows(rows: &[Row], metadata: &Metadata) -> Vec<String> {
 /// What a module's row says when it must not name anything of its crate outside itself.
 const SIBLINGS: &str = "crate::*";
 
-/// What the row of a whole crate begins with, before its modules from the ground up: each must not name those after it.
+/// A whole crate's row begins with this, then its modules from the ground up: none names those after it.
 const ROOMS: &str = "from the ground up: ";
 
 fn room_arrows(tree: &Tree, source: &str, rooms: &str) -> Vec<String> {
@@ -92,8 +92,8 @@ fn room_arrows(tree: &Tree, source: &str, rooms: &str) -> Vec<String> {
     violations
 }
 
-/// `module`: a folder or file; `never`: the module paths it must not name, in backticks or bare, comma-separated, or
-/// `crate::*` for all but its own.
+/// `module`: a folder or file; `never`: module paths it must not name, in backticks or bare, comma-separated,
+/// or `crate::*` for all but its own.
 fn module_arrows(tree: &Tree, module: &str, never: &str) -> Vec<String> {
     let never: Vec<&str> =
         never.split(',').map(|path| path.trim().trim_matches('`')).filter(|path| !path.is_empty()).collect();
@@ -135,7 +135,7 @@ fn names(line: &str, path: &str) -> bool {
         || line.contains(&format!("super::{last}::"))
 }
 
-/// Whether a line of code, `depth` modules below `module`, names something of its crate that is not in `module`.
+/// Whether a line of code, `depth` modules below `module`, names something of its crate outside `module`.
 fn leaves(line: &str, module: &str, depth: usize) -> bool {
     let own =
         module.split_once("/src/").map_or("", |(_, own)| own).trim_end_matches(".rs").replace('/', "::");

@@ -1,5 +1,5 @@
-//! `docs/artifact.md` has a row for each claim of the paper: the figure's command, the verdict that was recorded, by which machine, and how long the points of
-//! that run were measured. `cargo xtask docs --tables` writes the rows. The version of `Cargo.toml` is that of `CITATION.cff` and `CHANGELOG.md`.
+//! `docs/artifact.md` has a row a claim: command, recorded verdict, machine, measuring time; `cargo xtask
+//! docs --tables` writes them. `Cargo.toml` has the version of `CITATION.cff` and `CHANGELOG.md`.
 
 use experiment::measured::{Entry, Measured};
 use experiment::paper::Rule;
@@ -17,7 +17,7 @@ pub fn rows(tree: &Tree) -> Vec<Vec<String>> {
     [titles].into_iter().chain(claims(tree)).map(Vec::from).collect()
 }
 
-/// A page without the table of claims, and files that name another version. That the table's rows are these is a check of `links`.
+/// A page without the table of claims, and files that name another version. `links` checks the table's rows.
 pub fn check(tree: &Tree) -> Vec<String> {
     let text = tree.get(PAGE).unwrap_or_default();
     let gone =
@@ -44,8 +44,8 @@ fn versions(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Of each claim its id, what the paper says, the figure's command, how long the points of the entry were measured that gave the verdict,
-/// that verdict, and the entry's machine, label and GPU: in the order of the figures and of their papers.
+/// Of each claim, in the order of figures and papers: its id, the paper's words, the figure's command, how
+/// long the judging entry's points were measured, its verdict, and its machine, label and GPU.
 fn claims(tree: &Tree) -> Vec<[String; 6]> {
     let mut all = Vec::new();
     for (path, text) in tree.files() {
@@ -71,7 +71,7 @@ fn claims(tree: &Tree) -> Vec<[String; 6]> {
     all
 }
 
-/// The options of the entry whose verdict counts, how long its points were measured, that verdict, and whose entry it is.
+/// Options of the entry whose verdict counts, how long its points were measured, that verdict, whose entry.
 fn recorded(measured: &Measured, spec: Option<&Spec>, id: &str) -> [String; 4] {
     let judged = measured.entries.iter().flat_map(|entry| entry.verdicts.iter().map(move |one| (one, entry)));
     let of_claim = judged.filter(|(one, _)| one.id == id);

@@ -26,8 +26,8 @@ impl Row<'_> {
     }
 }
 
-/// Numbers that are missing, twice or unknown; tests and files that are named and do not exist; tests of a defect that
-/// its row does not name; defects of code that no test is named after.
+/// Numbers that are missing, twice or unknown; named tests and files that do not exist; tests of a defect
+/// that its row does not name; defects of code that no test is named after.
 pub fn check(tree: &Tree) -> Vec<String> {
     let Some(text) = tree.get(NOTE) else { return vec![format!("{NOTE}: is missing")] };
     let mut violations = Vec::new();

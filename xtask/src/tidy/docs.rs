@@ -70,8 +70,8 @@ fn glossary(text: &str) -> BTreeSet<&str> {
     first_cells.flat_map(|cell| cell.split(',')).map(|form| form.trim().trim_matches('`')).collect()
 }
 
-/// Words of two or more capitals (digits may follow): QP, RC, AETH. Not code spans, names with a dot or an underscore in
-/// them (files, commands), or INV itself.
+/// Words of two or more capitals (digits may follow): QP, RC, AETH. Not code spans, names with a dot or an
+/// underscore (files, commands), or INV itself.
 fn capitals(line: &str) -> Vec<&str> {
     let prose = line.split('`').step_by(2);
     let words = prose.flat_map(|part| part.split(|c: char| !(c.is_ascii_alphanumeric() || "_.".contains(c))));

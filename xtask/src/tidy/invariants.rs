@@ -1,4 +1,4 @@
-//! Every cited invariant is listed in ARCHITECTURE.md, every listed one is cited in code and has a check that exists.
+//! Every cited invariant is in ARCHITECTURE.md; every listed one is cited in code and has an existing check.
 
 use std::collections::BTreeMap;
 

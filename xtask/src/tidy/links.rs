@@ -1,4 +1,4 @@
-//! Links, anchors and paths in our documents lead somewhere; the book has every page; generated tables are as measured (INV-12).
+//! Document links, anchors and paths resolve; the book has every page; tables are as measured (INV-12).
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Committed results (`experiments/*/measured.json`) are what `--record` and `import` write: whole, each from a clean revision (INV-10).
+//! `experiments/*/measured.json` is as `--record` and `import` write it: whole, of clean revisions (INV-10).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -34,7 +34,7 @@ pub fn check(tree: &Tree) -> Vec<String> {
     violations
 }
 
-/// Entries whose sources changed since the revision that they name: hints, no violations, since a later run may well give the
+/// Entries whose sources changed since their revision: hints, no violations, since a later run may give the
 /// same numbers. Nothing where git cannot tell. Rows of `compat` are entries too.
 pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
     let mut hints = Vec::new();

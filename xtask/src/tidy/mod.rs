@@ -57,11 +57,11 @@ pub enum Check {
     Artifact,
     /// Committed results are what `--record` writes.
     Measured,
-    /// Figures with a unit in the documents equal the JSON field, the paper's point or the constant that they name.
+    /// Figures with a unit in documents equal the JSON field, paper's point or constant that they name.
     Numbers,
     /// Nothing large is in git.
     Large,
-    /// No Rust file above 600 lines; in the NIC no function above 80 and no structure of more than 12 public fields.
+    /// No Rust file above 600 lines; in the NIC no function above 80, no structure of over 12 public fields.
     Sizes,
 }
 

@@ -1,11 +1,11 @@
 //! Posting loops only post: no clock, sleep, lock, allocation or I/O between one work request and the next.
 //!
-//! What is measured there is the posting code (`post_ns`, figure 5). Errors end a loop, so that they may allocate.
+//! What is measured there is the posting code (`post_ns`, figure 5). Errors end a loop, so they may allocate.
 
 use super::{sizes, source};
 use crate::workspace::Tree;
 
-/// Files and the functions in them that a posting loop consists of. A function that is gone is a violation too.
+/// Files and functions of which a posting loop consists. A function that is gone is a violation too.
 const LOOPS: [(&str, &[&str]); 2] = [
     ("apps/generator/src/poster.rs", &["number", "post", "poll"]),
     ("crates/rdma-shim/src/queue_pair.rs", &["try_post", "ring", "post", "post_receives", "poll"]),

@@ -1,14 +1,14 @@
-//! Hints on the prose of comments, messages and documents. Nothing here fails: `tidy --report` counts, so that the numbers can fall.
+//! Hints on prose in comments, messages and documents. None fails: `tidy --report` counts, so that they fall.
 
 use super::source;
 
-/// Words before which «who» asks, or belongs to the noun in front of it: everywhere else it stands for a noun.
+/// Words behind which «who» stands for a noun; elsewhere it asks, or belongs to the noun in front of it.
 const PREPOSITIONS: [&str; 23] = [
     "and", "as", "at", "before", "beside", "but", "by", "for", "from", "if", "in", "like", "of", "on", "or",
     "than", "that", "then", "to", "until", "unless", "when", "with",
 ];
 
-/// Where «who», «whose» or «whoever» is used as a noun («Who asks gets …», «for who asks», «whoever rings»): the words there.
+/// Where «who», «whose» or «whoever» is used as a noun («Who asks gets …», «for who asks»): the words there.
 /// Looks at comments and literals of sources, and at Markdown; questions are left alone.
 pub fn who_as_noun(path: &str, text: &str) -> Vec<String> {
     let words = words(path, text);

@@ -45,7 +45,7 @@ pub fn check(tree: &Tree) -> Vec<String> {
     violations
 }
 
-/// Whether a path is `word` or lies below it. `use std` and `use std::*` bring in what no later line names in full.
+/// Whether a path is `word` or below it. `use std` and `use std::*` bring in what no later line spells out.
 fn begins(path: &str, word: &str) -> bool {
     path == word
         || path.strip_prefix(word).is_some_and(|rest| rest.starts_with("::"))

@@ -1,5 +1,5 @@
-//! `tidy large`: nothing that is fetched or dumped gets into git. `tidy sizes`: no file is long, and in the NIC no function is long and
-//! no structure wide. And `tidy --report`: today's measures of the style card, none of which can fail.
+//! `tidy large`: nothing fetched or dumped gets into git. `tidy sizes`: no file is long; in the NIC no
+//! function is long, no structure wide. `tidy --report`: today's measures of the style card; none can fail.
 
 use std::collections::BTreeMap;
 
@@ -143,8 +143,8 @@ pub fn report(tree: &Tree) -> String {
     lines.join("\n")
 }
 
-/// A line a crate, and their sum: production lines (non-test lines of .rs, .h and .cu files, comments and blank lines included,
-/// generated files left out), and uses of «who» as a noun in comments and texts, tests and documents included.
+/// A line a crate, and their sum: production lines (non-test lines of .rs, .h and .cu files, with comments
+/// and blank lines, without generated files); «who» as a noun in comments and texts, tests and documents too.
 fn crates(tree: &Tree) -> String {
     let mut rows: BTreeMap<String, [usize; 3]> = BTreeMap::new();
     for (path, text) in tree.files() {
@@ -168,7 +168,7 @@ fn crates(tree: &Tree) -> String {
     [title].into_iter().chain(rows).collect::<Vec<_>>().join("\n")
 }
 
-/// The folder of the nearest `Cargo.toml` above a file; the first folder of its path where there is none but the workspace's.
+/// The folder of the nearest `Cargo.toml` above a file; its path's first folder if it has none.
 fn crate_of(tree: &Tree, path: &str) -> String {
     let mut folder = path;
     while let Some((above, _)) = folder.rsplit_once('/') {

@@ -2,7 +2,7 @@
 
 use ra_ap_rustc_lexer::{FrontmatterAllowed, LiteralKind, TokenKind, tokenize};
 
-/// `text` with the same length and lines, where comments and literals other than numbers are spaces. C reads so as well.
+/// `text` with the same length and lines; comments and literals but numbers are spaces. Reads C as well.
 pub fn code(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     for token in tokenize(text, FrontmatterAllowed::No) {
@@ -20,7 +20,7 @@ pub fn code(text: &str) -> String {
     code
 }
 
-/// Whether the whole file is for tests: integration tests, `tests.rs` and `*_tests.rs` modules, and the public mocks under `testing`.
+/// Whether the whole file is for tests: integration tests, benches, files `*tests.rs`, mocks under `testing`.
 pub fn is_test_file(path: &str) -> bool {
     path.split('/').any(|part| ["tests", "testing", "benches"].contains(&part)) || path.ends_with("tests.rs")
 }
@@ -45,8 +45,8 @@ pub fn without_tests<'a>(path: &str, text: &'a str) -> &'a str {
     text
 }
 
-/// Every path that `use` items name, groups spelled out, as (line from zero, path); `code` is what [`code`] leaves.
-/// `use std::{io, sync::{self, Arc as A}}` gives `std::io`, `std::sync::self`, `std::sync::Arc`.
+/// Every path that `use` items name, groups spelled out, as (line from zero, path); `code` is what [`code`]
+/// leaves. `use std::{io, sync::{self, Arc as A}}` gives `std::io`, `std::sync::self`, `std::sync::Arc`.
 pub fn use_paths(code: &str) -> Vec<(usize, String)> {
     let mut paths = Vec::new();
     for (at, _) in code.match_indices("use ") {
@@ -84,7 +84,7 @@ pub fn use_paths(code: &str) -> Vec<(usize, String)> {
     paths
 }
 
-/// The words of a table, each with what it would be; a row of it: what they would be, and the words, apart by blanks.
+/// The words of a table, each with its meaning; a row has the meaning, and its words, apart by blanks.
 pub fn words(
     table: &'static [(&'static str, &'static str)],
 ) -> impl Iterator<Item = (&'static str, &'static str)> {

@@ -1,10 +1,10 @@
-//! `unsafe` lives on named floors (INV-3); clippy's `undocumented_unsafe_blocks` sees to the SAFETY comments there.
+//! `unsafe` lives on named floors (INV-3); clippy's `undocumented_unsafe_blocks` checks SAFETY comments.
 
 use super::source;
 use crate::workspace::Tree;
 
-/// Folders and files where the word may stand, beside the kernels of apps. The last ones are the generator's pair of processes without a
-/// NIC, the interposer, and the one file of the launcher that asks the system the user and what a file may do.
+/// Folders and files where the word may stand, beside kernels of apps. The last ones: the generator's pair of
+/// processes without a NIC, the interposer, and the launcher's file that asks for the user and file rights.
 const FLOORS: [&str; 12] = [
     "vendor/",
     "crates/verbs/",

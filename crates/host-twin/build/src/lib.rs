@@ -1,13 +1,13 @@
-//! Compiles CUDA sources with the host's C++ compiler, so that `host-twin` can run their kernels: for build scripts.
+//! Compiles CUDA sources with the host's C++ compiler, so that `host-twin` runs them: for build scripts.
 //!
 //! ```no_run
 //! // build.rs; in the crate itself, `host_twin::include_kernels!("kernels");` makes the table `KERNELS`.
 //! host_twin_build::Kernels::new("kernels").include("include").folder("kernels").compile();
 //! ```
 //!
-//! A kernel is a function `__global__ void NAME(…)` that is no template. `twin.h` stands in front of each source and has CUDA's
-//! names; `cuda_fp16.h` and `cooperative_groups.h` are the twin's own. `DB_TWIN` is defined.
-//! Where the machine has no C++ compiler the table is empty, and looking for a kernel says so.
+//! A kernel is a function `__global__ void NAME(…)` that is no template. `twin.h` stands in front of each
+//! source and has CUDA's names; `cuda_fp16.h` and `cooperative_groups.h` are the twin's own. `DB_TWIN` is
+//! defined. Without a C++ compiler the table is empty, and looking up a kernel says so.
 
 #![forbid(unsafe_code)]
 
@@ -58,7 +58,7 @@ impl Kernels {
         sources.into_iter().fold(self.include(path), Kernels::source)
     }
 
-    /// Kernels of one source compiled with `define`, for tests that see a defect found: each is called `NAME+DEFECT`.
+    /// Kernels of one source compiled with `define`, for tests that find a defect; each is `NAME+DEFECT`.
     pub fn planted(mut self, path: impl Into<PathBuf>, defect: &str, define: &str) -> Kernels {
         let source = Source { path: path.into(), defect: defect.to_owned(), define: define.to_owned() };
         println!("cargo:rerun-if-changed={}", source.path.display());
@@ -103,7 +103,7 @@ impl Kernels {
         // Kernels throw nothing and use no library, so that no program asks for one.
         build.cpp(true).cpp_link_stdlib(None).std("c++17").flag("-fno-exceptions").flag("-fno-rtti");
         build.flag("-fno-threadsafe-statics").define("DB_TWIN", None);
-        // A frame touches each of its pages, so that one beyond a lane's stack meets the page that may not be touched.
+        // A frame touches each of its pages, so that one beyond a lane's stack meets the guard page.
         build.flag_if_supported("-fstack-clash-protection");
         // A product and a sum are rounded each, so that results do not depend on the machine.
         build.opt_level(2).flag("-ffp-contract=off");
@@ -148,8 +148,8 @@ impl Unit {
         unit
     }
 
-    /// The source in a namespace of its own, each kernel under a name of its own, and their tables. Includes come before, so
-    /// that their guards keep them out of the namespace.
+    /// The source in a namespace of its own, each kernel under its own name, and their tables. Includes come
+    /// before, so that their guards keep them out of the namespace.
     fn text(&self, source: &Source, path: &Path, rewritten: &str) -> String {
         let Unit { symbol, kernels, .. } = self;
         let mut text = String::new();

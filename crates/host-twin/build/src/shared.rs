@@ -1,8 +1,8 @@
 //! Rewrites `__shared__` declarations: the host's compiler has no storage that the lanes of a block share.
 //!
 //! `__shared__ T a[16], b;` becomes a reference into the block's shared memory, which the runtime hands out
-//! (`db_twin_shared_of`); `extern __shared__ T s[];` becomes a pointer to its dynamic part. Lines keep their numbers.
-//! Left out: `__shared__` in headers, and at namespace scope without `extern`. Both do not compile.
+//! (`db_twin_shared_of`); `extern __shared__ T s[];` becomes a pointer to its dynamic part. Lines keep their
+//! numbers. Left out: `__shared__` in headers, and at namespace scope without `extern`. Both do not compile.
 
 use std::ops::Range;
 
@@ -171,7 +171,7 @@ fn is_in_function(before: &str) -> bool {
     braces.contains(&true)
 }
 
-/// The same length with comments, strings and preprocessor lines as spaces; a `#` stays, as the end of what was before it.
+/// The same length; comments, strings and preprocessor lines are spaces, but `#`, the end of what precedes.
 pub(crate) fn blank(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());

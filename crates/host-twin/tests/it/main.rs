@@ -1,4 +1,4 @@
-//! Ordinary CUDA kernels on the twin beside plain Rust, and what is said of kernels that do what CUDA forbids.
+//! Ordinary CUDA kernels on the twin beside plain Rust, and the errors of kernels that break rules.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

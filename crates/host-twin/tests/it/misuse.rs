@@ -1,4 +1,4 @@
-//! Kernels that do what CUDA forbids, or never end: each ends with an error that names the place, before its deadline or at it.
+//! Kernels that do what CUDA forbids, or never end: each ends by its deadline with an error naming the place.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
@@ -115,7 +115,7 @@ fn a_frame_beyond_the_stack_ends_the_process() {
     on_word("large_array", &Launch::new(1, 64), &mut 0).unwrap();
 }
 
-/// A process with room for the stacks of three blocks runs eight, though each thread wants more than one side by side.
+/// A process with room for three blocks' stacks runs eight, though each thread wants more than one at once.
 #[test]
 fn blocks_wait_for_stacks_where_memory_is_short() {
     need!(compiler(), cc, "a C++ compiler");
@@ -177,7 +177,7 @@ fn shapes_and_memory_that_a_gpu_has_not_are_refused() {
     }
 }
 
-/// More blocks than cores wait for one another without a cooperative launch: as on a GPU that has room for them.
+/// More blocks than cores wait for one another without a cooperative launch, as on a GPU with enough room.
 #[test]
 fn blocks_that_wait_for_others_let_them_begin() {
     need!(compiler(), cc, "a C++ compiler");

@@ -1,4 +1,4 @@
-//! Ordinary kernels beside plain Rust: the same bits, with direct memory on any shape and with weak memory on small ones.
+//! Ordinary kernels beside plain Rust: the same bits, direct memory on any shape and weak on small ones.
 
 use std::time::Instant;
 
@@ -241,7 +241,7 @@ fn half_precision_rounds_every_result_to_the_nearest() {
     let is_nan = |bits: u16| bits & 0x7fff > 0x7c00;
     for (at, &(x, y)) in pairs.iter().enumerate() {
         let (x, y) = (half_value(nearest_half(f64::from(x))), half_value(nearest_half(f64::from(y))));
-        // Exact in f64 but for the quotient and the root, whose second rounding changes nothing (53 > 2 * 11 + 2).
+        // Exact in f64 but for quotient and root, whose second rounding changes nothing (53 > 2 * 11 + 2).
         let exact = [f64::from(pairs[at].0), x + y, x * y, x / y, x.mul_add(y, x), x.sqrt()];
         for (row, exact) in exact.into_iter().enumerate() {
             let (found, expected) = (rows[row][at], nearest_half(exact));

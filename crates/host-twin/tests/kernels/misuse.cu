@@ -82,7 +82,7 @@ extern "C" __global__ void sleepy(int *word) {
     if (threadIdx.x == 0) atomicAdd(word, 1);
 }
 
-/* An array that is larger than a lane's stack, of which the last lane writes the end that is far from the stack's top. */
+/* An array larger than a lane's stack; the last lane writes the end that is far from the stack's top. */
 extern "C" __global__ void large_array(int *word) {
     volatile char bytes[256 << 10];
     if (threadIdx.x + 1 != blockDim.x) return;

@@ -1,4 +1,4 @@
-/*! Ordinary CUDA kernels, as programs have them: for tests of the host twin, of NVIDIA's compiler, and of a GPU beside the twin.
+/*! Ordinary CUDA kernels, as programs have them, to test the twin, NVIDIA's compiler, and GPU against twin.
  *
  * They include what CUDA programs include, and nothing of the twin.
  */
@@ -7,7 +7,7 @@
 
 #define TILE 16
 
-/* c = a * b, all of `size` rows and columns, a multiple of 16. Launch: 16 x 16 threads, size / 16 blocks along x and y. */
+/* c = a * b, `size` x `size`, a multiple of 16. Launch: 16 x 16 threads, size / 16 blocks along x and y. */
 extern "C" __global__ void __launch_bounds__(TILE *TILE) tiled_product(const float *a, const float *b, float *c, int size) {
     __shared__ float left[TILE][TILE], right[TILE][TILE];
     int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * TILE + y, column = blockIdx.x * TILE + x;
@@ -54,7 +54,7 @@ extern "C" __global__ void axpy_half(const __half2 *x, __half2 *y, float a, int 
     if (at < pairs) y[at] = __hfma2(__float2half2_rn(a), x[at], y[at]);
 }
 
-/* Sums of all before and with each number, within each block. Launch: one dimension; dynamic shared memory: two ints a thread. */
+/* Inclusive sums within each block. Launch: one dimension; dynamic shared memory: two ints a thread. */
 extern "C" __global__ void scan_block(const int *numbers, int *sums) {
     extern __shared__ int buffers[];
     int *from = buffers, *to = buffers + blockDim.x, me = threadIdx.x;
@@ -70,7 +70,7 @@ extern "C" __global__ void scan_block(const int *numbers, int *sums) {
     sums[blockIdx.x * blockDim.x + me] = from[me];
 }
 
-/* Adds all numbers: each block leaves its sum, and when all have, every block adds them. Launch: cooperative, whole tiles of 16. */
+/* Adds all numbers: each block its own, then all blocks' sums. Launch: cooperative, whole tiles of 16. */
 extern "C" __global__ void sum_of_grid(const float *numbers, float *of_block, float *totals, int count) {
     namespace cg = cooperative_groups;
     cg::grid_group grid = cg::this_grid();
@@ -93,7 +93,7 @@ extern "C" __global__ void sum_of_grid(const float *numbers, float *of_block, fl
     }
 }
 
-/* Bits of what half precision makes of numbers: row by row the number itself, then x + y, x * y, x / y, x * y + x, the root of x. */
+/* Bits of half precision, by row: the number itself, x + y, x * y, x / y, x * y + x, the root of x. */
 extern "C" __global__ void half_arithmetic(const float *xs, const float *ys, unsigned short *results, int count) {
     int at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= count) return;
@@ -102,7 +102,7 @@ extern "C" __global__ void half_arithmetic(const float *xs, const float *ys, uns
     for (int row = 0; row < 6; row++) results[row * count + at] = __half_as_ushort(values[row]);
 }
 
-/* Where each thread is, by its number in the whole launch: block and thread along x, y and z, as digits of base 16. */
+/* Each thread's place, by its number in the launch: block and thread along x, y and z, as base-16 digits. */
 extern "C" __global__ void places(unsigned int *out) {
     unsigned int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     unsigned int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
@@ -111,8 +111,8 @@ extern "C" __global__ void places(unsigned int *out) {
     out[block * (blockDim.x * blockDim.y * blockDim.z) + thread] = all;
 }
 
-/* What the rest of the intrinsics answer: 0, or the number of the first that is wrong. Launch: whole warps, one dimension. `words`:
- * 8 words of 0 for the atomics of all threads. */
+/* What the other intrinsics answer: 0, or the number of the first wrong one. Launch: whole warps, one
+ * dimension. `words`: 8 words of 0 for the atomics of all threads. */
 extern "C" __global__ void intrinsics(unsigned int *out, int *words, float *sum) {
     int me = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
     unsigned int wrong = 0, full = 0xffffffffu;

@@ -1,11 +1,11 @@
 //! `#[softnic_test::test]`: puts the second run of a test before its body.
 //!
-//! Reads the tokens of a function as far as it needs: its name, no arguments, a body. So it needs no parser of Rust.
+//! Reads a function's tokens as far as needed: name, no arguments, a body. So it needs no parser of Rust.
 
 use proc_macro::{Delimiter, Group, TokenStream, TokenTree};
 
-/// Makes a function a test that runs on a software NIC, see `softnic_test`. Options of `softnic run` are keywords of the same names,
-/// with values that are literals: `#[softnic_test::test(model = "cx7", rate_gbps = 10, pump)]`.
+/// Makes a function a test that runs on a software NIC, see `softnic_test`. `softnic run`'s options are
+/// keywords with literal values: `#[softnic_test::test(model = "cx7", rate_gbps = 10, pump)]`.
 #[proc_macro_attribute]
 pub fn test(options: TokenStream, function: TokenStream) -> TokenStream {
     expanded(options, function).unwrap_or_else(|why| tokens(&format!("::core::compile_error!({why:?});")))

@@ -1,4 +1,4 @@
-//! Tests with the attribute, which the package's own tests build and start one by one: some fail as they should.
+//! Tests with the attribute, which the package's own tests build and start one by one; some fail by design.
 
 mod hello;
 

@@ -1,4 +1,4 @@
-//! The attribute from outside: tests that pass, fail, crash or are not there in the second run. They are in `tests/inner`.
+//! The attribute from outside: tests in `tests/inner` that pass, fail, crash or are absent in the second run.
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! The tests of one suite on the GPU: each group in one process, destructive ones each in its own, every process with a deadline.
+//! The tests of a suite on the GPU: each group in a process, each destructive one in its own, with deadlines.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,7 @@ use crate::workspace;
 
 /// Longest that a destructive test may take.
 const ALONE: Duration = Duration::from_secs(60);
-/// How often a program is started again behind a test that hung or crashed: a GPU that is lost fails every one after it.
+/// How often a program is restarted after a test hung or crashed: if the GPU is lost, all later ones fail.
 const RESTARTS: usize = 2;
 /// What crate gpu says of an error behind which nothing runs in the same process.
 const LOST: &str = "its context is lost until the process ends";
@@ -156,7 +156,7 @@ impl<'a> Attempt<'a> {
         // What the user asks for stays.
         command.env("REQUIRE", env::var("REQUIRE").unwrap_or_else(|_| ours.into()));
         command.envs(self.machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
-        // As cargo names a package's programs to its tests; what was compiled into them lies on another machine.
+        // As cargo names a package's programs to its tests; the compiled-in paths are another machine's.
         let programs = workspace::programs();
         for name in packages::programs() {
             command.env(format!("CARGO_BIN_EXE_{name}"), programs.join(name));
@@ -166,7 +166,7 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// What a program said before it started again for the last time, and behind that: its last start ran all tests.
+/// What a program said before its last restart, and after it: its last start ran all tests.
 fn starts(said: &str) -> (&str, &str) {
     let behind = said.rfind(AGAIN).map_or(0, |at| at + AGAIN.len());
     match said[behind..].find("\nrunning ") {

@@ -1,5 +1,5 @@
-//! `examples/cuda_post`: the program that a CUDA programmer can copy, built by `nvcc` with the very line that it tells its reader,
-//! and run on the software NIC.
+//! `examples/cuda_post`: the program for CUDA programmers to copy, built by `nvcc` with the very line in its
+//! comment, and run on the software NIC.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,8 +1,8 @@
-//! `test --gpu`: every test named `gpu_*` on a machine with a GPU, from a bundle (no cargo, git or network) or from a checkout.
+//! `test --gpu`: all `gpu_*` tests on a GPU machine, from a bundle (no cargo, git, network) or a checkout.
 //!
-//! Test programs run under the software NIC where their suites do, one test at a time. One that hangs is ended at its deadline,
-//! and the tests behind it run in a new process. A process that passed is written down, so that a cut run resumes. Each
-//! suite has a floor of its own for the machine with a GPU (`gpu` in `xtask/floors.toml`).
+//! Test programs run under the software NIC where their suites do, one test at a time. One that hangs is
+//! ended at its deadline, and the tests behind it run in a new process. A passed process is written down, so
+//! that a cut run resumes. Each suite has its own floor for a GPU (`gpu` in `xtask/floors.toml`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub struct GpuOptions {
     /// With --gpu: where logs and the list of what passed go.
     #[arg(long, value_name = "DIR", requires = "gpu")]
     out: Option<PathBuf>,
-    /// With --gpu: leave out processes that passed before, by --out's list, with these very programs on this GPU.
+    /// With --gpu: leave out processes that passed before, by --out's list, with these programs and GPU.
     #[arg(long, requires = "gpu")]
     resume: bool,
     /// With --gpu: seconds after which a test program is ended; a destructive test has a minute at most.
@@ -126,7 +126,7 @@ impl Run<'_> {
         suites.iter().map(|suite| self.suite(suite, &mut passed)).collect()
     }
 
-    /// Suites with a floor for the GPU, and one of each package that has such tests and no floor, so that it is named.
+    /// Suites with a floor for the GPU, and one of each package that has such tests but no floor, to name it.
     fn on_gpu(&self, suites: Vec<Suite>) -> Vec<Suite> {
         let has_floor = |suite: &&Suite| self.floors.gpu(&suite.name).is_some();
         let first_without = |suite: &Suite| {

@@ -1,4 +1,4 @@
-//! Which tests passed in one process, of which programs on which GPU, a line each as soon as it is known: what `--resume` leaves out.
+//! Tests that passed in one process, with programs and GPU, a line each at once: `--resume` leaves them out.
 
 use std::fs;
 use std::path::Path;

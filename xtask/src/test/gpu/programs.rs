@@ -1,8 +1,8 @@
 //! Test programs and their tests named `gpu_*`: which cargo built, and which a program lists.
 //!
-//! A test that needs a GPU is a function whose name begins with `gpu_`, whatever module it stands in; one that may lose the
-//! context or hang the driver begins with `gpu_destructive_` and gets a process of its own. A kernel of NVIDIA's libraries may
-//! lose it too: tests `gpu_MODEL_by_libraries` share a process with those of the same model alone.
+//! A test that needs a GPU is a function named `gpu_…`, in any module. One that may lose the context or hang
+//! the driver is named `gpu_destructive_…` and gets its own process. A kernel of NVIDIA's libraries may lose
+//! it too: tests `gpu_MODEL_by_libraries` share a process with those of the same model alone.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -43,7 +43,7 @@ pub fn build(packages: &[&str]) -> Result<Vec<TestProgram>> {
     let mut programs = Vec::new();
     for package in packages {
         let mut cargo = cargo();
-        // One package at a time, as its suite is built: together they would be built with the features of all.
+        // One package at a time, as its suite is built: together they would get the features of all.
         cargo.args(["test", "--no-run", "--quiet", "--locked", "-p", package]);
         cargo.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
         let output = cargo.output().context("starting cargo test --no-run")?;
@@ -79,7 +79,7 @@ struct Profile {
     test: bool,
 }
 
-/// Test programs among what cargo says that it made, one JSON object a line. `package_of`: the package of a `Cargo.toml`.
+/// Test programs in cargo's messages, one JSON object a line. `package_of`: the package of a `Cargo.toml`.
 pub fn said_by_cargo(said: &str, package_of: impl Fn(&Path) -> Option<String>) -> Result<Vec<TestProgram>> {
     let mut programs = Vec::new();
     for line in said.lines().filter(|line| line.starts_with('{')) {

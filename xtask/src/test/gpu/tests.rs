@@ -1,4 +1,4 @@
-//! Whole suites with a stand-in for a test program: a shell script that lists, passes, fails, hangs, crashes and skips.
+//! Whole suites with a stand-in for a test program: a script lists, passes, fails, hangs, crashes and skips.
 
 use std::path::PathBuf;
 

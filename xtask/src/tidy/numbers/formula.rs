@@ -1,4 +1,4 @@
-//! Formulas: sums, products, powers and shifts of numbers and names, as pages and constants of Rust, C and CUDA have them.
+//! Formulas: sums, products, powers and shifts of numbers and names, as in pages, Rust, C and CUDA constants.
 
 use super::quantity::{Quantity, Unit};
 

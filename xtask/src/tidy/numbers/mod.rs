@@ -1,7 +1,7 @@
-//! A figure with a unit in our documents names where it comes from, and equals that (style: a number has a home, prose cites it).
+//! A figure with a unit in a document names its source and equals it (style: a number has a home).
 //!
-//! `CONTRIBUTING.md`, «Numbers in documents», says how one is written. Code blocks, code spans and generated tables are no prose.
-//! Laboratory notes ([`NOTES`]) are records themselves: what they cite is compared, and the rest of their figures needs no source.
+//! `CONTRIBUTING.md`, «Numbers in documents», says how to write one. Code blocks, code spans and generated
+//! tables are no prose. Laboratory notes ([`NOTES`]) are records: only what they cite is compared.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ use origin::NumberChoice;
 use page::Page;
 use quantity::{Quantity, Unit};
 
-/// Pages that are the only record of what they measured, so that their figures may stand without a source: laboratory notes, and how long
-/// the steps of a tutorial took on the machine that it names.
+/// Pages that are the only record of what they measured, so that figures may stand without a source:
+/// laboratory notes, and how long a tutorial's steps took on the machine that it names.
 pub const NOTES: [&str; 12] = [
     "docs/notes/copies.md",
     "docs/notes/idle.md",
@@ -110,8 +110,8 @@ fn of_page(tree: &Tree, path: &str, page: &Page<'_>) -> Vec<String> {
     violations
 }
 
-/// What a source says: `FILE#WHERE`, after `least` or `most` of several elements, or a formula of names of the page; at its end `in UNIT`, where
-/// the place does not tell it.
+/// What a source says: `FILE#WHERE`, after `least` or `most` of several elements, or a formula of names of
+/// the page. At its end `in UNIT`, if the place does not tell it.
 fn value(tree: &Tree, names: &BTreeMap<String, Quantity>, source: &str) -> Result<Quantity, String> {
     let with_unit = source.rsplit_once(" in ").and_then(|(before, unit)| Some((before, Unit::named(unit)?)));
     if let Some((before, unit)) = with_unit {

@@ -33,8 +33,8 @@ pub fn read(tree: &Tree, file: &str, place: &str, of: NumberChoice) -> Result<Qu
     .map_err(|why| format!("{file}: {why}"))
 }
 
-/// The number at a path such as `/entries/label=emulated/rows/series=cpu-shim&x=64/values/post_ns/0`: of an object a key, of an
-/// array an index, or the elements for which all conditions hold. The last key says the unit.
+/// The number at a path such as `/entries/label=emulated/rows/series=cpu-shim&x=64/values/post_ns/0`: an
+/// object's key, an array's index, or the elements for which all conditions hold. The last key says the unit.
 fn at(whole: &Value, path: &str, of: NumberChoice) -> Result<Quantity, String> {
     let (mut here, mut name) = (vec![whole], "");
     for part in path.trim_start_matches('/').split('/') {
@@ -114,8 +114,8 @@ fn constant(tree: &Tree, file: &str, name: &str) -> Result<Quantity, String> {
     }
 }
 
-/// What a constant is for the compiler, other constants worked in: those of the file, and of a module that is named (`delay::MAX_BYTES`,
-/// `mlx5_device::carrier::MAX_DELAY_NS`).
+/// A constant's value for the compiler, with other constants worked in: those of the file, and of a named
+/// module (`delay::MAX_BYTES`, `mlx5_device::carrier::MAX_DELAY_NS`).
 fn written(tree: &Tree, file: &str, name: &str) -> Result<Quantity, String> {
     let text = source::without_tests(file, tree.get(file).unwrap_or_default());
     let formula = match definitions(text, name)[..] {
@@ -155,8 +155,8 @@ fn module_of<'a>(tree: &'a Tree, package: &str, module: &str) -> Result<&'a str,
     }
 }
 
-/// Right sides of the definitions of a name: `const NAME: TYPE = …;` of Rust, `NAME = …` of C and CUDA, `#define NAME …`, and a number for a
-/// field (`NAME: 1`, `NAME: TYPE = 1`).
+/// Right sides of a name's definitions: `const NAME: TYPE = …;` of Rust, `NAME = …` of C and CUDA, `#define
+/// NAME …`, and a number for a field (`NAME: 1`, `NAME: TYPE = 1`).
 fn definitions<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     text.match_indices(name).filter_map(|(at, _)| right_side(text, at, name.len())).collect()
 }

@@ -176,7 +176,7 @@ fn in_words<'a>(line: impl Fn() -> usize, text: &'a str) -> Option<Figure<'a>> {
     Some(Figure { line: line(), said, number, unit: Some(unit), source: None })
 }
 
-/// The figure that a text begins with: a number that is no part of a word or of a longer number, and its unit.
+/// The figure that a text begins with: a number, no part of a word or a longer one, and its unit.
 fn figure<'a>(line: impl Fn() -> usize, before: &str, text: &'a str) -> Option<Figure<'a>> {
     let is_part = |c: char| c.is_alphanumeric() || "._".contains(c);
     let sign = text.chars().next().filter(|sign| "-−".contains(*sign)).map_or(0, char::len_utf8);

@@ -1,4 +1,4 @@
-//! Quantities: a number with its kind, arithmetic among them, and whether a figure of a sentence is one of them rounded.
+//! Quantities: a number with its kind, their arithmetic, and whether a sentence's figure is one rounded.
 
 use std::fmt;
 
