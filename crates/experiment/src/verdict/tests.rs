@@ -519,6 +519,35 @@ fn a_series_that_something_else_limits_is_not_judged_and_the_evidence_says_what(
 }
 
 #[test]
+fn a_quotient_whose_repetitions_scatter_across_a_bound_is_not_judged() {
+    let text = "id = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = [\"gpu\"]\nrule = \"bound\"\nfield = \"us\"\n\
+                by = \"cpu\"\nat_least = 0.98\nat_most = 1.02\nresolved = true";
+    let claim: Claim = toml::from_str(text).unwrap();
+    let judged = |quotients: &[f64]| {
+        let point = |(repetition, us): (u32, f64), series: &str| Point {
+            repetition,
+            ..example(series, 0).with("us", us)
+        };
+        let all = (0..).zip(quotients).flat_map(|(repetition, quotient)| {
+            [point((repetition, 100.0), "cpu"), point((repetition, 100.0 * quotient), "gpu")]
+        });
+        let judged = judge(&claim, &all.collect::<Vec<_>>());
+        (judged.verdict, judged.evidence.concat())
+    };
+    assert_eq!(judged(&[0.99, 1.0, 1.01]), (Verdict::Reproduced, "holds: gpu / cpu: 1.00".into()));
+    assert_eq!(judged(&[1.03, 1.2, 1.5]), (Verdict::NotReproduced, "fails: gpu / cpu: 1.20".into()));
+    // The median is within the bounds; in the second case no repetition is.
+    for (quotients, said) in [
+        (&[0.61, 1.0, 1.1][..], "3 repetitions scatter from 0.61 to 1.10"),
+        (&[0.9, 1.1], "2 repetitions scatter from 0.90 to 1.10"),
+        (&[1.0], "1 repetitions scatter from 1.00 to 1.00"),
+    ] {
+        let evidence = format!("gpu / cpu: not judged: not resolved: {said}");
+        assert_eq!(judged(quotients), (Verdict::NeedsData, evidence));
+    }
+}
+
+#[test]
 fn a_verdict_stands_for_what_its_rule_was_about_when_it_was_given() {
     let claim = |series: &str| -> Claim {
         toml::from_str(&format!(
