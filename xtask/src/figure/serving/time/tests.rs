@@ -86,7 +86,6 @@ fn steps_add_up_to_the_service_and_bad_answers_are_told() {
     for load in Load::ALL {
         fill(&mut point, load, &run(0), &traced).unwrap();
     }
-    point.values.insert("trace_cost".into(), 0.0);
     for load in Load::ALL {
         fill_limit(&mut point, load, 1.5).unwrap();
     }
