@@ -60,8 +60,8 @@ pub struct Options {
     /// Open loop: seed of the times of a Poisson process.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Number of different inputs; successive requests differ.
-    #[arg(long, value_name = "K", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    /// Number of different inputs, from 2 on; successive requests differ.
+    #[arg(long, value_name = "K", default_value_t = 16, value_parser = clap::value_parser!(u16).range(2..=1024))]
     pub inputs: u16,
     /// File of `profiler reference`: the first answer to each input is compared with it, within --tolerance.
     #[arg(long, value_name = "FILE")]
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
-        for text in ["--arrival x", "--count 0", "--seconds 0", "--seconds -1", "--slots 0", "--inputs 0"] {
+        for text in ["--arrival x", "--count 0", "--seconds 0", "--seconds -1", "--slots 0", "--inputs 1"] {
             assert!(parse(text).is_err(), "{text}");
         }
         for (text, words) in [

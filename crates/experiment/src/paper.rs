@@ -190,6 +190,9 @@ pub enum Rule {
         below: Option<f64>,
         /// A number that is not 0 where a series, or what it is divided by, cannot be judged; and why.
         unless: Option<(String, String)>,
+        /// Judge only where two repetitions or more lie all within the bounds, or all beyond one of them.
+        #[serde(default)]
+        resolved: bool,
         /// The numbers that `field` is made of, by the spec: the evidence names those that differ most.
         #[serde(skip)]
         parts: Vec<String>,

@@ -14,8 +14,11 @@ use serde::Deserialize;
 use super::row::Row;
 
 const FILE: &str = "xtask/budget.toml";
-/// The suites of models.
-const MODELS: [&str; 3] = ["zoo", "inference", "profiler"];
+/// Packages whose suites have a budget of their own: of models, and of serving.
+const PARTS: [(&str, &[&str]); 2] = [
+    ("models", &["zoo", "inference", "profiler"]),
+    ("serving", &["client", "inference-server", "pipeline", "echo", "serving", "slots"]),
+];
 /// Above the budget times this a run fails.
 const TOLERANCE: f64 = 1.3;
 /// Cores that other programs may use on average while a run is judged.
@@ -26,15 +29,17 @@ const QUIET_CORES: f64 = 0.2;
 #[serde(deny_unknown_fields)]
 pub struct Budget {
     cpu_minutes: f64,
-    /// Of these for the suites of models.
+    /// Of these for the suites of models, and for those of serving.
     models_cpu_minutes: f64,
+    serving_cpu_minutes: f64,
     wall_minutes: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
     cpu_minutes: f64,
-    models_cpu_minutes: f64,
+    /// Of these, as in `PARTS`.
+    parts: [f64; 2],
     wall_minutes: f64,
     /// Cores that other programs used meanwhile, on average.
     other_cores: f64,
@@ -59,11 +64,15 @@ impl Budget {
         toml::from_str(&text).context(FILE)
     }
 
+    fn parts(&self) -> [f64; 2] {
+        [self.models_cpu_minutes, self.serving_cpu_minutes]
+    }
+
     /// How a run stands that took so much.
     pub fn judge(&self, taken: &Taken) -> BudgetStatus {
         let within = |times: f64| {
             taken.cpu_minutes <= times * self.cpu_minutes
-                && taken.models_cpu_minutes <= times * self.models_cpu_minutes
+                && taken.parts.iter().zip(self.parts()).all(|(part, of)| *part <= times * of)
         };
         match () {
             () if within(1.0) && taken.wall_minutes <= self.wall_minutes => BudgetStatus::Kept,
@@ -84,12 +93,10 @@ impl Budget {
             BudgetStatus::NotJudged => "not judged: load".to_owned(),
             BudgetStatus::Failed => format!("FAILED: above {TOLERANCE} times the budget"),
         };
-        let [models, of] = [taken.models_cpu_minutes, self.models_cpu_minutes];
-        format!(
-            "{}; models {models:.1} of {of:.0} CPU minutes; budget {}: {standing}",
-            taken.words(),
-            self.words()
-        )
+        let parts = PARTS.iter().zip(taken.parts).zip(self.parts());
+        let parts = parts.map(|(((name, _), part), of)| format!("{name} {part:.1} of {of:.0}"));
+        let parts = parts.collect::<Vec<_>>().join(", ");
+        format!("{}; {parts} CPU minutes; budget {}: {standing}", taken.words(), self.words())
     }
 }
 
@@ -122,9 +129,16 @@ impl Meter {
 
     /// What was taken until now; `rows`: of the suites that ran.
     pub fn taken(&self, rows: &[Row]) -> Taken {
-        let models = rows.iter().filter(|row| MODELS.contains(&row.name.as_str()));
+        // A suite on a NIC has it behind the package's name.
+        let package = |row: &Row| {
+            row.name.trim_end_matches("-wire").trim_end_matches("-roce").trim_end_matches("-ib").to_owned()
+        };
+        let minutes = |packages: &[&str]| {
+            let own = rows.iter().filter(|row| packages.contains(&&*package(row)));
+            own.map(|row| row.cpu_minutes).sum()
+        };
         Taken {
-            models_cpu_minutes: models.map(|row| row.cpu_minutes).sum(),
+            parts: PARTS.map(|(_, packages)| minutes(packages)),
             cpu_minutes: own_seconds().unwrap_or_default() / 60.0,
             wall_minutes: (self.since.elapsed().as_secs_f64() + self.before) / 60.0,
             other_cores: self.others.as_ref().and_then(BackgroundLoad::cores).unwrap_or_default(),
@@ -145,27 +159,30 @@ mod tests {
 
     #[test]
     fn a_run_is_judged_by_its_cpu_time_where_no_other_program_ran() {
-        let budget: Budget =
-            toml::from_str("cpu_minutes = 20\nmodels_cpu_minutes = 4\nwall_minutes = 10\n").unwrap();
-        for (cpu_minutes, models_cpu_minutes, wall_minutes, other_cores, standing) in [
-            (20.0, 4.0, 10.0, 0.0, BudgetStatus::Kept),
-            (20.0, 4.0, 10.0, 3.0, BudgetStatus::Kept),
-            (20.1, 4.0, 9.0, 0.0, BudgetStatus::Above),
-            (15.0, 4.1, 9.0, 0.0, BudgetStatus::Above),
-            (15.0, 4.0, 99.0, 0.0, BudgetStatus::Above),
-            (25.9, 5.1, 9.0, 0.1, BudgetStatus::Above),
-            (26.1, 4.0, 9.0, 0.1, BudgetStatus::Failed),
-            (15.0, 5.3, 9.0, 0.1, BudgetStatus::Failed),
-            (15.0, 5.3, 9.0, 0.3, BudgetStatus::NotJudged),
-            (26.1, 4.0, 9.0, 0.3, BudgetStatus::NotJudged),
+        let budget: Budget = toml::from_str(
+            "cpu_minutes = 20\nmodels_cpu_minutes = 4\nserving_cpu_minutes = 3\nwall_minutes = 10\n",
+        )
+        .unwrap();
+        for (cpu_minutes, parts, wall_minutes, other_cores, standing) in [
+            (20.0, [4.0, 3.0], 10.0, 0.0, BudgetStatus::Kept),
+            (20.0, [4.0, 3.0], 10.0, 3.0, BudgetStatus::Kept),
+            (20.1, [4.0, 3.0], 9.0, 0.0, BudgetStatus::Above),
+            (15.0, [4.1, 3.0], 9.0, 0.0, BudgetStatus::Above),
+            (15.0, [4.0, 3.0], 99.0, 0.0, BudgetStatus::Above),
+            (15.0, [4.0, 3.1], 9.0, 0.0, BudgetStatus::Above),
+            (15.0, [4.0, 4.0], 9.0, 0.1, BudgetStatus::Failed),
+            (25.9, [5.1, 3.0], 9.0, 0.1, BudgetStatus::Above),
+            (26.1, [4.0, 3.0], 9.0, 0.1, BudgetStatus::Failed),
+            (15.0, [5.3, 3.0], 9.0, 0.1, BudgetStatus::Failed),
+            (15.0, [5.3, 3.0], 9.0, 0.3, BudgetStatus::NotJudged),
+            (26.1, [4.0, 3.0], 9.0, 0.3, BudgetStatus::NotJudged),
         ] {
-            let taken = Taken { cpu_minutes, models_cpu_minutes, wall_minutes, other_cores };
+            let taken = Taken { cpu_minutes, parts, wall_minutes, other_cores };
             assert_eq!(budget.judge(&taken), standing, "{taken:?}");
         }
-        let loaded =
-            Taken { cpu_minutes: 31.0, models_cpu_minutes: 5.24, wall_minutes: 9.0, other_cores: 0.8 };
+        let loaded = Taken { cpu_minutes: 31.0, parts: [5.24, 3.1], wall_minutes: 9.0, other_cores: 0.8 };
         let line = budget.line(&loaded);
-        assert!(line.contains("used 0.8 cores; models 5.2 of 4 CPU minutes"), "{line}");
+        assert!(line.contains("used 0.8 cores; models 5.2 of 4, serving 3.1 of 3 CPU minutes"), "{line}");
         assert!(line.ends_with(": not judged: load"), "{line}");
         assert!(Budget::read(&crate::workspace::root()).is_ok());
     }
@@ -178,8 +195,9 @@ mod tests {
             sum = (0..100_000).fold(sum, |sum, number| sum.wrapping_mul(31).wrapping_add(number));
         }
         let row = |name: &str| Row { name: name.into(), cpu_minutes: 1.5, ..Row::default() };
-        let taken = meter.taken(&["zoo", "roce", "inference"].map(row));
-        assert_eq!(taken.models_cpu_minutes, 3.0);
+        let taken = meter
+            .taken(&["zoo", "roce", "inference", "inference-server-roce", "echo-ib", "echo-roce"].map(row));
+        assert_eq!(taken.parts, [3.0, 4.5]);
         assert!(taken.cpu_minutes >= 0.2 / 60.0 && taken.wall_minutes >= 1.0, "{taken:?} {sum}");
         let stat = "7 (a) b) S 1 7 7 0 -1 4 5 6 7 8 9 10 11 12 20 0 1 0 12345 99 1";
         assert_eq!(age(stat, "200.45 300.00\n").map(|seconds| (seconds * 100.0).round()), Some(7700.0));

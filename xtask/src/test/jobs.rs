@@ -462,7 +462,10 @@ mod tests {
             let jobs = ["a first test step", "a second test step"].map(step);
             begin(
                 &jobs,
-                &toml::from_str("cpu_minutes = 20\nmodels_cpu_minutes = 4\nwall_minutes = 9\n").unwrap(),
+                &toml::from_str(
+                    "cpu_minutes = 20\nmodels_cpu_minutes = 4\nserving_cpu_minutes = 3\nwall_minutes = 9\n",
+                )
+                .unwrap(),
             );
             let floors = Floors::default();
             let metadata = Metadata { packages: Vec::new() };

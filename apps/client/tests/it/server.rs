@@ -48,7 +48,7 @@ pub struct Served {
 
 /// A CPU mode with ONNX Runtime.
 pub const CPU: Served = Served { options: &[], arrivals: &["flag", "tail", "completion"], count: 160 };
-const TWIN: u64 = 12;
+const TWIN: u64 = 10;
 /// The graph of `gpu-while` has the same kernels, and on the twin the same launches.
 pub const GRAPH: Served =
     Served { options: &["--mode", "gpu-graph", "--machine", "twin"], arrivals: &["flag"], count: TWIN };

@@ -68,7 +68,7 @@ fn release_s11_two_models_have_their_own_slots_and_answers() {
 
 #[test]
 fn clients_have_their_turn_however_many_slots_one_has() {
-    const CLIENTS: usize = 64;
+    const CLIENTS: usize = 32;
     let nic = need!(device(), nic, "an RDMA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
     let expected = Expected::of_twin(SMALL, 3);

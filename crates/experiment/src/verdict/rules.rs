@@ -40,7 +40,7 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
             each(&|series| logarithmic(points, series, field, *r_squared))
         }
         Rule::Grows { field, at_least } => each(&|series| grows(points, series, field, *at_least)),
-        Rule::Bound { field, by, at_least, at_most, below, unless, parts } => each(&|series| {
+        Rule::Bound { field, by, at_least, at_most, below, unless, resolved, parts } => each(&|series| {
             let by = by.as_ref().map(|by| divisor(claim, series, by));
             if let Some((name, why)) = unless {
                 // One repetition is enough: a quotient is taken of each.
@@ -59,19 +59,25 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
                     return Finding { holds: None, evidence, needs: Vec::new() };
                 }
             }
-            let found = match &by {
+            let found: Vec<f64> = match &by {
                 None => own_values(points, series, field).into_values().collect(),
                 Some(by) => quotients(points, series, by, field),
             };
             let Some(value) = median(&found) else { return Finding::missing(series, Vec::new()) };
-            let keeps = [
-                at_least.map(|aim| value >= aim),
-                at_most.map(|aim| value <= aim),
-                below.map(|aim| value < aim),
-            ];
+            let keeps = |value: f64| {
+                let is_small = at_most.is_none_or(|aim| value <= aim) && below.is_none_or(|aim| value < aim);
+                [at_least.is_none_or(|aim| value >= aim), is_small]
+            };
             let made = by.as_ref().and_then(|by| difference(points, series, by, parts)).unwrap_or_default();
             let by = by.map_or_else(String::new, |by| format!(" / {by}"));
-            let holds = keeps.iter().flatten().copied().reduce(|one, other| one && other);
+            let [least, most] = [f64::min, f64::max].map(|of| found.iter().copied().reduce(of));
+            if *resolved && (found.len() < 2 || least.map(keeps) != most.map(keeps)) {
+                let [least, most] = [least, most].map(number);
+                let why = format!("not resolved: {} repetitions scatter from {least} to {most}", found.len());
+                let evidence = format!("{series}{by}{NOT_JUDGED}{why}");
+                return Finding { holds: None, evidence, needs: Vec::new() };
+            }
+            let holds = (!asks_nothing(&claim.rule)).then(|| keeps(value) == [true; 2]);
             let evidence = format!("{series}{by}: {}{made}", number(Some(value)));
             Finding { holds, evidence, needs: Vec::new() }
         }),
@@ -123,8 +129,12 @@ pub fn criterion(rule: &Rule) -> String {
         Rule::Flat { field, at_most } => {
             format!("holds when the largest {field} is at most {at_most} times the smallest")
         }
-        Rule::Bound { field, by, at_least, at_most, below, unless, .. } => {
-            let only = unless.as_ref().map_or_else(String::new, |(name, _)| format!(", where {name} is 0"));
+        Rule::Bound { field, by, at_least, at_most, below, unless, resolved, .. } => {
+            let mut only =
+                unless.as_ref().map_or_else(String::new, |(name, _)| format!(", where {name} is 0"));
+            if *resolved {
+                only += ", judged where all repetitions lie within the bounds or beyond one of them";
+            }
             let words = [("at least", at_least), ("at most", at_most), ("below", below)];
             let words = words.iter().filter_map(|(word, bound)| Some(format!("{word} {}", (**bound)?)));
             let words: Vec<String> = words.collect();

@@ -6,6 +6,8 @@ use crate::point::example;
 use crate::root;
 use crate::wire_model::WireModel;
 
+mod quotients;
+
 /// The published curves as if we had measured them, on hardware.
 fn published() -> Vec<Point> {
     let mut points = Vec::new();
@@ -448,74 +450,6 @@ fn a_number_is_held_to_its_bounds_and_a_quotient_to_its_repetition() {
         let judged = judge(&toml::from_str(&text).unwrap(), &points);
         assert_eq!(judged.verdict, verdict, "{rule}: {judged:?}");
     }
-}
-
-#[test]
-fn a_quotient_says_which_parts_make_the_difference() {
-    let point = |series: &str, repetition, values: [f64; 4]| {
-        let point = Point { repetition, ..example(series, 0) };
-        ["all", "copy", "run", "rest"]
-            .into_iter()
-            .zip(values)
-            .fold(point, |point, (name, value)| point.with(name, value))
-    };
-    let points = [
-        point("cpu", 0, [100.0, 30.0, 50.0, 20.0]),
-        point("gpu", 0, [60.0, 0.0, 52.0, 8.0]),
-        // Twice as slow, both of them: parts are compared within a repetition.
-        point("cpu", 1, [200.0, 60.0, 100.0, 40.0]),
-        point("gpu", 1, [120.0, 0.0, 104.0, 16.0]),
-    ];
-    let text = "id = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = [\"gpu\"]\nrule = \"bound\"\nfield = \"all\"\n\
-                by = \"cpu\"\nat_most = 0.5";
-    let mut claim: Claim = toml::from_str(text).unwrap();
-    let parts = |names: &[&str]| {
-        std::collections::BTreeMap::from([(
-            "all".to_owned(),
-            names.iter().map(|name| (*name).to_owned()).collect(),
-        )])
-    };
-    claim.rule.made_of(&parts(&["copy", "run", "rest", "absent"]));
-    let said = "fails: gpu / cpu: 0.60; of the parts' difference -60.0: copy -45.0 (75 %), rest -18.0 (30 %)";
-    assert_eq!(judge(&claim, &points).evidence, [said]);
-    claim.rule.made_of(&parts(&["absent"]));
-    assert_eq!(judge(&claim, &points).evidence, ["fails: gpu / cpu: 0.60"]);
-}
-
-#[test]
-fn a_series_that_something_else_limits_is_not_judged_and_the_evidence_says_what() {
-    let text = "id = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = [\"gpu-*\"]\nrule = \"bound\"\nfield = \"us\"\n\
-                by = \"cpu-*\"\nat_most = 1.0\nunless = [\"limited\", \"the NIC limits\"]";
-    let claim: Claim = toml::from_str(text).unwrap();
-    let point =
-        |series: &str, us: f64, limited: f64| example(series, 0).with("us", us).with("limited", limited);
-    let of = |a: [f64; 2], b: [f64; 2]| {
-        let points = [
-            point("cpu-a", 10.0, a[0]),
-            point("gpu-a", 9.0, a[1]),
-            point("cpu-b", 10.0, b[0]),
-            point("gpu-b", 11.0, b[1]),
-        ];
-        let judged = Judged { aim: true, ..judge(&claim, &points) };
-        (judged.said(), judged.evidence)
-    };
-    let (said, evidence) = of([0.0, 0.0], [1.0, 0.0]);
-    assert_eq!(said, "aim met where judged");
-    assert_eq!(evidence, ["gpu-b / cpu-b: not judged: the NIC limits (cpu-b)", "holds: gpu-a / cpu-a: 0.90"]);
-    assert_eq!(of([0.0, 1.0], [0.0, 0.0]).0, "aim not met");
-    assert_eq!(of([1.0, 1.0], [0.0, 1.0]).0, "needs data");
-    // A run that did not ask, and points that are missing, are no reason to call an aim met.
-    let without = [example("cpu-a", 0).with("us", 10.0), example("gpu-a", 0).with("us", 9.0)];
-    let judged = judge(&claim, &without);
-    assert_eq!(judged.evidence, ["gpu-a / cpu-a: not judged: the run has no limited (cpu-a)"]);
-    assert_eq!(judged.verdict, Verdict::NeedsData);
-    let missing = Judged {
-        aim: true,
-        verdict: Verdict::InPart,
-        evidence: vec!["holds: gpu-a / cpu-a: 0.90".into(), "gpu-b / cpu-b: no points to judge it by".into()],
-        ..judged
-    };
-    assert_eq!(missing.said(), "aim not met");
 }
 
 #[test]

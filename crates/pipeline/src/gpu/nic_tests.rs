@@ -13,6 +13,7 @@ use slots::layout::Status;
 use verbs::connect::RegionOffer;
 use verbs::{Context, Cq, QpBuilder, QpType};
 
+use super::tests::chain::Wakes;
 use super::*;
 use crate::testing::{ARRIVALS, Asked, FLOATS, Peer, SLOTS, geometry};
 use crate::trace::Step;
@@ -63,7 +64,7 @@ impl Member {
 }
 
 /// Two clients, several rounds; one leaves while the other goes on, then its place is taken again. Gives the
-/// time from a queue's failure being seen to the wake-up of the thread that sleeps until the chain ends.
+/// time from the request whose answer fails its queue to the wake-up of the thread that sleeps at the end.
 pub fn serves(
     context: &Context,
     machine: &Machine,
@@ -127,10 +128,11 @@ pub fn serves(
     // A client whose memory refuses the answer: its queue alone is given up.
     let mut bad = Member::join(context, &mut served, 2 * SLOTS, 0x100);
     served.wait_done(bad.place, LIMIT).unwrap();
+    // Before the request, and so before the error's CQE.
+    let asked = Instant::now();
     bad.peer.ask(1, 4.0);
+    let woken = ended.recv_timeout(LIMIT).unwrap().duration_since(asked);
     let failure = wait_for("failure", || served.failure(bad.place).unwrap());
-    let failed = Instant::now();
-    let woken = ended.recv_timeout(LIMIT).unwrap().saturating_duration_since(failed);
     // The chain ends with that, and goes on without it.
     served.wait_end(LIMIT).unwrap();
     served.start().unwrap();
@@ -339,7 +341,8 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
         (Repeat::Relaunch, Processor::Cpu, true),
     ];
     for (again, posts, in_slots) in ways {
-        let woken = ARRIVALS.map(|arrival| {
+        let mut wakes = Wakes::default();
+        wakes.took.extend(ARRIVALS.map(|arrival| {
             serves(&context, &machine, (arrival, posts, in_slots), &|served, memory| {
                 let model = if in_slots {
                     AddOne::in_slots(&module, memory, served)
@@ -348,10 +351,8 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
                 };
                 served.prepare_graph(again, Box::new(model)).and_then(|()| served.start()).unwrap();
             })
-        });
-        println!(
-            "TABLE {again:?}, posted by {posts:?}: a failed queue wakes the thread that sleeps after {woken:?}"
-        );
+        }));
+        wakes.judge(&format!("{again:?}, posted by {posts:?}: a failed queue ends the chain"));
     }
 }
 

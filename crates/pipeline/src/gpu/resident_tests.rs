@@ -20,7 +20,7 @@ use zoo::Architecture;
 
 use super::cost::{Waiting, setting};
 use super::nic_tests::{serves, traces};
-use super::tests::chain::woken;
+use super::tests::chain::Wakes;
 use super::tests::test_pipeline::{ANSWERS, RECORD, TestPipeline, geometry};
 use super::tests::{PLANTED, has_compiler, ptx};
 use super::*;
@@ -204,18 +204,17 @@ fn gpu_kernel_that_stays_ends_at_a_marked_slot() {
     served.call_at_end(Arc::new(move || tells.send(()).unwrap()));
     let model = add_one(&served, GOOD, 256);
     served.prepare_resident(model).and_then(|()| served.start()).unwrap();
-    let mut took = Vec::new();
+    let mut wakes = Wakes::default();
     for _ in 0..3 {
         assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "an end that nothing has asked for");
         let since = Instant::now();
         served.mark_stop().unwrap();
         ended.recv_timeout(LIMIT).unwrap();
-        took.push(since.elapsed());
+        wakes.took.push(since.elapsed());
         served.wait_end(LIMIT).unwrap();
         served.start().unwrap();
     }
-    println!("TABLE a marked slot ends the kernel that stays after {took:?}");
-    woken(took.into_iter());
+    wakes.judge("a marked slot ends the kernel that stays");
     served.stop(LIMIT).unwrap();
 }
 

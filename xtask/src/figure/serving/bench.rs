@@ -162,8 +162,12 @@ impl ServerFigure {
         measure: &dyn Fn(&ServerBench<'_>) -> Result<()>,
     ) -> Result<()> {
         // Before anything is sampled.
-        let references: Vec<PathBuf> =
-            models.iter().map(|model| self.reference(spec, model)).collect::<Result<_>>()?;
+        let (mut references, mut made) = (Vec::new(), Vec::new());
+        for model in models {
+            let (file, by) = self.reference(spec, model)?;
+            references.push(file);
+            made.push((format!("reference-{model}"), by));
+        }
         let data: Vec<PathBuf> = [zoo::manifests()]
             .iter()
             .chain(&references)
@@ -175,12 +179,16 @@ impl ServerFigure {
         let variables = [json!({ "doorbell_files": files, "doorbell_data": data }).to_string()];
         let (out, tune) = (&self.how.out, self.options.tune);
         let setup = HostSetup { spec, out, ends: ENDS, variables: &variables, is_shaped: false, tune };
-        chosen_nic::on_nic(&self.options, &setup, &|nic| measure(&ServerBench::of(self, spec, nic)?))
+        chosen_nic::on_nic(&self.options, &setup, &|nic| {
+            let mut bench = ServerBench::of(self, spec, nic)?;
+            bench.provenance.versions.extend(made.iter().cloned());
+            measure(&bench)
+        })
     }
 
-    /// The file that a model's answers are compared with. By ONNX Runtime, or, where it is not, by our kernels without a
+    /// The file that a model's answers are compared with, and its engine and SHA-256 in words. By ONNX Runtime, or, where it is not, by our kernels without a
     /// server: on the GPU, launched by the CPU, or on the twin.
-    fn reference(&self, spec: &Spec, model: &str) -> Result<PathBuf> {
+    fn reference(&self, spec: &Spec, model: &str) -> Result<(PathBuf, String)> {
         let file = self.how.out.join(format!("reference-{model}.f32"));
         // One of an earlier run must not be taken for this one's.
         files::remove(&file)?;
@@ -203,7 +211,9 @@ impl ServerFigure {
         ensure!(ended == Ended::Well && file.is_file(), "the profiler {ended}; see {}", log.display());
         let why = runtime.err().map_or_else(String::new, |why| format!(": no ONNX Runtime here: {why}"));
         say!("{model}: answers are compared with the profiler's, engine {engine}{why}");
-        Ok(file)
+        let digest =
+            ::zoo::Digest::of(&std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?);
+        Ok((file, format!("engine {engine}, sha256 {digest}")))
     }
 
     /// This machine's CUDA toolkit, for its programs.

@@ -1,13 +1,12 @@
 //! Figure 6: how long a server takes for a request, by what drives the GPU.
 //!
 //! A series is `gpu-DRIVER-MODEL`, or `gpu-DRIVER+VARIANT-MODEL`, whose requests are other ones. A point is a server that notes its steps
-//! (`--trace`) and one client after the other, each with a load of its own; in the first repetition, of the first model, also a server that
-//! notes nothing, whose rate tells what the noting takes (`experiments/fig6/README.md`). Where a flag tells of a request, the NIC's counters time it.
+//! (`--trace`) and one client after the other, each with a load of its own (`experiments/fig6/README.md`). Where a flag tells of a request, the NIC's counters time it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Grid};
@@ -261,15 +260,6 @@ impl run::Bench for Timed<'_> {
             fill_limit(&mut point, load, seconds)?;
         }
         bench::end(&mut server)?;
-        if key.repetition == 0 && key.x == 0 && self.notes_nothing_too(&key.series)? {
-            let (mut server, address) = self.server(key, false)?;
-            let run = self.client(key, Load::Full, &address, [seconds, 0.0])?;
-            bench::end(&mut server)?;
-            let untraced = run["answers_per_second"].as_f64().unwrap_or_default();
-            ensure!(untraced > 0.0, "no answer without --trace; see {}", server.program.log.display());
-            let traced = point.values.get("full_per_s").copied().unwrap_or_default();
-            point.values.insert("trace_cost".into(), 1.0 - traced / untraced);
-        }
         Ok(point)
     }
 }
@@ -453,13 +443,6 @@ impl Timed<'_> {
         let all: Vec<String> =
             self.keys.iter().filter(|one| is_first(one)).map(|one| one.series.clone()).collect();
         known(&all, &points, key)
-    }
-
-    /// Whether a series shows what the noting takes: those of the first model, without variants.
-    fn notes_nothing_too(&self, series: &str) -> Result<bool> {
-        let (line, first) =
-            (Line::of(series)?, self.keys.first().map(|first| Line::of(&first.series)).transpose()?);
-        Ok(line.variant.is_none() && first.is_some_and(|first| first.model == line.model))
     }
 
     /// Starts a server, and waits until it listens: with where.

@@ -9,10 +9,23 @@ use super::*;
 /// Longest wait for anything that happens at once.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Whether a sleeping thread is woken in time: at least once, since others may have the processor.
-pub fn woken(took: impl Iterator<Item = Duration>) {
-    let least = took.min();
-    assert!(least.is_some_and(|least| least < Duration::from_millis(10)), "a wake took {least:?}");
+/// In what time a sleeping thread is to wake.
+const IN_TIME: Duration = Duration::from_millis(10);
+
+/// How long wakes of a thread that sleeps took.
+#[derive(Default)]
+pub struct Wakes {
+    pub took: Vec<Duration>,
+}
+
+impl Wakes {
+    /// Prints them and whether their median keeps the aim. One is to be in time: others may have the processor.
+    pub fn judge(mut self, what: &str) {
+        self.took.sort_unstable();
+        let is_kept = self.took[self.took.len() / 2] < IN_TIME;
+        println!("TABLE {what} after {:?}{}", self.took, if is_kept { "" } else { ": aim not met: 10 ms" });
+        assert!(self.took[0] < IN_TIME, "{what} after {:?}", self.took);
+    }
 }
 
 fn ends(served: &mut Served) -> Receiver<()> {
@@ -34,18 +47,18 @@ fn the_twin_s_chain_wakes_at_a_stop_and_at_a_model_s_error() {
         .unwrap();
     // Idle waits end by their time, and are no end of the chain.
     assert!(ended.recv_timeout(Duration::from_millis(30)).is_err());
-    let mut took = Vec::new();
+    let mut wakes = Wakes::default();
     for _ in 0..3 {
         let since = Instant::now();
         pipeline.served.cancel();
         ended.recv_timeout(SOON).unwrap();
-        took.push(since.elapsed());
+        wakes.took.push(since.elapsed());
         assert!(!pipeline.served.is_running().unwrap());
         pipeline.served.wait_end(SOON).unwrap();
         pipeline.served.start().unwrap();
         assert!(pipeline.served.is_running().unwrap());
     }
-    println!("TABLE the end of the chain is told after {took:?}");
+    wakes.judge("the end of the chain is told");
     pipeline.ask(&mut peer, 1, 1.0);
     ended.recv_timeout(SOON).unwrap();
     let error = pipeline.served.wait_end(SOON).unwrap_err().to_string();
@@ -82,8 +95,8 @@ fn ends_at_a_mark(posts: Processor, planted: Option<&'static str>, limit: Durati
         .prepare_by_cpu(move || buffers.fill(0).map_err(|error| error.to_string()))
         .and_then(|()| served.start())
         .unwrap();
-    let mut took = Vec::new();
-    for _ in 0..2 {
+    let mut wakes = Wakes::default();
+    for _ in 0..3 {
         assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "an end that nothing has asked for");
         let since = Instant::now();
         served.mark_stop().unwrap();
@@ -91,11 +104,11 @@ fn ends_at_a_mark(posts: Processor, planted: Option<&'static str>, limit: Durati
             served.stop(SOON).unwrap();
             return false;
         }
-        took.push(since.elapsed());
+        wakes.took.push(since.elapsed());
         served.wait_end(SOON).unwrap();
         served.start().unwrap();
     }
-    println!("TABLE answers posted by {posts:?}: a marked slot ends the chain after {took:?}");
+    wakes.judge(&format!("answers posted by {posts:?}: a marked slot ends the chain"));
     served.stop(SOON).unwrap();
     true
 }
@@ -171,7 +184,7 @@ fn gpu_sleep_lasts_for_the_whole_chain_of_turns() {
             assert!(ended.try_recv().is_err(), "{again:?}: an end is told after {} turns", runs());
             std::thread::sleep(Duration::from_millis(1));
         }
-        let mut took = Vec::new();
+        let mut wakes = [Wakes::default(), Wakes::default()];
         for marks in [false, true, false, true, false, true] {
             let since = Instant::now();
             if marks {
@@ -180,7 +193,7 @@ fn gpu_sleep_lasts_for_the_whole_chain_of_turns() {
                 served.cancel()
             }
             ended.recv_timeout(SOON).unwrap();
-            took.push((marks, since.elapsed()));
+            wakes[usize::from(marks)].took.push(since.elapsed());
             // What was told is the end of all turns.
             let last = runs();
             std::thread::sleep(Duration::from_millis(20));
@@ -188,11 +201,8 @@ fn gpu_sleep_lasts_for_the_whole_chain_of_turns() {
             served.wait_end(SOON).unwrap();
             served.start().unwrap();
         }
-        println!(
-            "TABLE {again:?}: the end of the chain is told after, with a marked slot or without, {took:?}"
-        );
-        for marks in [false, true] {
-            woken(took.iter().filter(|(one, _)| *one == marks).map(|(_, took)| *took));
+        for (wakes, by) in wakes.into_iter().zip(["a stop request", "a marked slot"]) {
+            wakes.judge(&format!("{again:?}: {by} ends the chain"));
         }
         served.stop(SOON).unwrap();
     }
@@ -202,11 +212,14 @@ fn gpu_sleep_lasts_for_the_whole_chain_of_turns() {
 fn gpu_destructive_illegal_address_of_a_model_ends_the_sleep_with_an_error() {
     let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
     let (mut served, words, ended) = counting(&machine, Repeat::Relaunch);
+    let mut wakes = Wakes::default();
     assert!(ended.recv_timeout(Duration::from_millis(50)).is_err());
     let since = Instant::now();
     words.words()[1].store(1, Ordering::Release);
     ended.recv_timeout(SOON).unwrap();
-    println!("TABLE an illegal address is told after {:?}", since.elapsed());
+    // It ends the context: there is one.
+    wakes.took.push(since.elapsed());
+    wakes.judge("an illegal address is told");
     let error = served.wait_end(SOON).unwrap_err();
     assert!(matches!(&error, ServedError::Gpu(error) if error.is_context_lost()), "{error}");
 }

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use experiment::judge;
+use experiment::paper::Claim;
+use experiment::verdict::Verdict;
 use measure::{Label, Provenance};
 
 use super::*;
@@ -83,7 +86,6 @@ fn steps_add_up_to_the_service_and_bad_answers_are_told() {
     for load in Load::ALL {
         fill(&mut point, load, &run(0), &traced).unwrap();
     }
-    point.values.insert("trace_cost".into(), 0.0);
     for load in Load::ALL {
         fill_limit(&mut point, load, 1.5).unwrap();
     }
@@ -96,6 +98,15 @@ fn steps_add_up_to_the_service_and_bad_answers_are_told() {
     point.values.insert("one_flag_us".into(), 0.0);
     let missing: Vec<&String> = spec.values.iter().filter(|name| !point.values.contains_key(*name)).collect();
     assert_eq!(missing, Vec::<&String>::new());
+    let claim = spec.claims.iter().find(|claim| claim.id == "no-host-node").unwrap();
+    point.provenance.gpu = Label::Hardware;
+    let judged = |host_nodes: f64| {
+        let claim = Claim { series: vec![point.series.clone()], ..claim.clone() };
+        let mut point = point.clone();
+        point.values.insert("host_nodes".into(), host_nodes);
+        judge(&claim, &[point]).verdict
+    };
+    assert_eq!([judged(0.0), judged(1.0)], [Verdict::Reproduced, Verdict::NotReproduced]);
     let one: f64 = STEPS.iter().map(|step| point.values[&format!("one_{step}_us")]).sum();
     assert_eq!((one, point.values["one_us"], point.values["one_nic_us"]), (9.0, 9.0, 11.0));
     assert_eq!((point.values["post_share"], point.values["clock_error_us"]), (0.25, 0.3));
