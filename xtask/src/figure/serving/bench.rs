@@ -16,6 +16,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::started::{ReadHost, Started};
+use crate::figure::all;
 use crate::figure::app;
 use crate::figure::chosen_nic;
 use crate::figure::judged::judged;
@@ -246,7 +247,11 @@ impl ServerBench<'_> {
                 let host = &nodes.hosts()[SERVER];
                 let said = output(&mut host.command(&[host.file("bin/gpu-probe"), "--json".into()])?, WAIT);
                 gpu = GpuMachine::read(&said.with_context(|| format!("asking {} for its GPU", host.name))?)?;
-                has_gpu(&gpu, &spec.name, &format!("on {}", host.name))?;
+                let place = format!("on {}", host.name);
+                has_gpu(&gpu, &spec.name, &place).inspect_err(|_| {
+                    let why = format!("no GPU {place} ({})", gpu.why_none());
+                    let _ = files::write(&all::no_gpu_log(&figure.how.out), &why);
+                })?;
             }
         }
         let mut provenance = match &nic {
