@@ -409,7 +409,7 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     let out = bed.dir.with_extension("out");
     let said = figure_4("netns", &out, &[], &[]);
     assert!(said.ok, "{}", said.text);
-    said.has(&["4 points in", "nothing is left", "label: emulated"]);
+    said.has(&["left out: gpu-", "4 points in", "nothing is left", "label: emulated"]);
     let points = whole_points(&out);
     let words = [("\"series\":\"cpu-shim\"", 2), ("\"path\":\"wire\"", 4), ("\"content_ok\":true", 4)];
     for (word, count) in words {

@@ -102,8 +102,8 @@ pub struct ServerFigure {
     _locked: Option<resume::Locked>,
 }
 
-/// What a dry run says, of an experiment, how it is measured, on which NIC and by which machine.
-pub type DryRun = fn(&Experiment, &resume::Options, &str, Machine) -> Result<String>;
+/// What a dry run says of an experiment.
+pub type DryRun = fn(&Experiment, &Options) -> Result<String>;
 
 impl ServerFigure {
     /// Checks what the user can mend, and builds the programs; `None`: a dry run, which is said.
@@ -115,10 +115,9 @@ impl ServerFigure {
         let (how, place) = (options.how(experiment), options.place());
         chosen_nic::prepare(&mut experiment.spec, options)?;
         let (spec, name) = (&experiment.spec, &experiment.spec.name);
-        let machine = options.machine.unwrap_or_default();
+        let machine = options.machine();
         if options.dry_run {
-            let nic = options.nic.as_deref().unwrap_or(place.nic_in_words());
-            say!("{}", dry_run(experiment, &how, nic, machine)?);
+            say!("{}", dry_run(experiment, options)?);
             return Ok(None);
         }
         if let Some(device) = &options.nic {

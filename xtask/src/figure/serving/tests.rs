@@ -4,11 +4,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use experiment::resume;
 use measure::{Label, Provenance};
 
 use super::*;
 use crate::figure::nic::Nic;
 use crate::figure::nodes::Nodes;
+use crate::figure::place::Place;
 use crate::process::script;
 use crate::testbed::hosts;
 use crate::workspace::root;
@@ -356,15 +358,14 @@ fn what_goes_wrong_is_named_with_its_log() {
 #[test]
 fn a_dry_run_says_lines_models_and_times() {
     let experiment = fig7();
-    let of = |extent, machine| {
-        dry_run(&experiment, &how(PathBuf::from("out"), extent), "mlx5_7", machine).unwrap()
-    };
-    let whole = of(Extent::Normal, Machine::Gpu);
+    let of = |options: &Options| dry_run(&experiment, options).unwrap();
+    let whole = of(&Options { nic: Some("mlx5_7".into()), ..Options::default() });
     for words in [
         "37 points: 9 series × 5 repetitions at most, 1405 s of serving",
         "--mode gpu-while --machine gpu --sleep event --model squeezenet-1.1",
         "--mode gpu-persistent --machine gpu --sleep event --model super-resolution-x1",
         "gpu-event-squeezenet-1.1, 60 s",
+        "nic: mlx5_7;",
         "gpu-spin-super-resolution-x1, 30 s",
         "--sleep block",
         "--seconds 61",
@@ -373,7 +374,11 @@ fn a_dry_run_says_lines_models_and_times() {
     ] {
         assert!(whole.contains(words), "{words}: {whole}");
     }
-    let quick = of(Extent::Quick, Machine::Twin);
+    let between = of(&Options { place: Some(Place::Netns), ..Options::default() });
+    for words in ["32 points: 8 series", "left out: gpu-steals-squeezenet-1.1\n"] {
+        assert!(between.contains(words), "{words}: {between}");
+    }
+    let quick = of(&Options { quick: true, machine: Some(Machine::Twin), ..Options::default() });
     for words in [
         "1 points: 1 series × 1 repetitions at most, 5 s",
         "left out: gpu-block",
