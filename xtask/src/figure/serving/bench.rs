@@ -244,7 +244,9 @@ impl ServerBench<'_> {
             hosts = Some([start(SERVER)?, start(CLIENT)?]);
             if figure.machine == Machine::Gpu {
                 let host = &nodes.hosts()[SERVER];
-                let said = output(&mut host.command(&[host.file("bin/gpu-probe"), "--json".into()])?, WAIT);
+                // Our end of ssh may be gone: it ends there by itself.
+                let probe = ["timeout", &WAIT.as_secs().to_string(), &host.file("bin/gpu-probe"), "--json"];
+                let said = output(&mut host.command(&probe)?, WAIT);
                 gpu = GpuMachine::read(&said.with_context(|| format!("asking {} for its GPU", host.name))?)?;
                 let place = format!("on {}", host.name);
                 has_gpu(&gpu, &spec.name, &place).inspect_err(|_| {

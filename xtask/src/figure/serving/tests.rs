@@ -280,7 +280,9 @@ fn between_hosts_each_end_has_its_own_files_and_the_servers_threads_are_read_the
     assert_eq!(log, "no GPU on a (no CUDA driver)");
     let words = "fig7: no GPU on a: no CUDA driver; --machine twin tries the command";
     assert!(error.is::<crate::refused::Refused>() && error.to_string().starts_with(words), "{error:#}");
-    script(&probe, "#!/bin/sh\necho '{\"gpus\":[{\"name\":\"A\",\"arch\":\"sm_80\"}],\"missing\":[]}'\n");
+    // It is asked by what ends it there.
+    let says = "echo '{\"gpus\":[{\"name\":\"A\",\"arch\":\"sm_80\"}],\"missing\":[]}'";
+    script(&probe, &format!("#!/bin/sh\n[ $(cat /proc/$PPID/comm) = timeout ] && {says}\n"));
     stage.run_on(nodes(), Machine::Gpu).unwrap();
     for (end, program) in [("server", "a/bin/inference-server"), ("client", "b/bin/doorbell-client")] {
         let started = fs::read_to_string(stage.0.join(format!("{end}-program"))).unwrap();
