@@ -232,6 +232,7 @@ fn a_run_goes_on_whose_series_have_times_of_their_own() {
     }
     let seconds: Vec<f64> = stage.points().iter().map(|point| point.seconds).collect();
     assert_eq!(seconds, [0.5, 5.0]);
+    assert!(stage.points().iter().all(|point| point.took_s > Some(0.0)), "{:?}", stage.points());
 }
 
 #[test]
