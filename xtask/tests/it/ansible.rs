@@ -468,7 +468,7 @@ fn figure_7_is_served_between_two_nodes_that_are_gone_afterwards() {
     fs::remove_dir_all(out).unwrap();
 }
 
-/// A point has the counters of its sender and its receiver, and the use of processors where that is this machine's.
+/// A point has the counters of its sender and its receiver, and the use of processors of their machines.
 #[track_caller]
 pub fn has_samples_of_both_nodes(point: &str, is_here: bool) {
     let point: serde_json::Value = serde_json::from_str(point).unwrap();
@@ -480,7 +480,13 @@ pub fn has_samples_of_both_nodes(point: &str, is_here: bool) {
             "{name}, {posted}: {samples}"
         );
     }
-    let used = samples["gauges"]["programs_cores"][0].as_f64();
-    let why = samples["absent"]["machine"].as_str();
-    assert_eq!((used > Some(0.0), why.is_none()), (is_here, is_here), "{samples}");
+    let used = |name: &str| samples["gauges"][name][0].as_f64() > Some(0.0);
+    let why = samples["absent"]["programs_cores"].as_str();
+    assert_eq!(
+        (used("programs_cores"), used("cpu_cores"), why.is_none()),
+        (is_here, is_here, is_here),
+        "{samples}"
+    );
+    // Nodes that are hosts of an inventory are read as those are.
+    assert_eq!(["sender.cpu_cores", "receiver.cpu_cores"].map(used), [!is_here; 2], "{samples}");
 }

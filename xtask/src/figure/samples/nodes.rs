@@ -13,6 +13,7 @@ use experiment::point::{Key, Point};
 use experiment::run::Bench;
 use serde_json::json;
 
+use super::machine::{Machine, MachineSampler};
 use super::nic::{Line, differences};
 use crate::figure::nodes::Nodes;
 use crate::process::{JsonProgram, WAIT};
@@ -57,6 +58,8 @@ type Read = (BTreeMap<String, f64>, BTreeMap<String, String>);
 pub struct BetweenNodes<'a> {
     bench: &'a mut dyn Bench,
     on_nodes: OnNodes<'a>,
+    /// The hosts, by what runs there; none where they are this machine, which is sampled anyway.
+    machines: Vec<(&'static str, Machine)>,
     logs: &'a Path,
 }
 
@@ -68,7 +71,12 @@ impl BetweenNodes<'_> {
         stands: bool,
         logs: &'a Path,
     ) -> Result<BetweenNodes<'a>> {
-        Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, logs })
+        let of = |(host, end)| {
+            Ok((end, Machine::on(host, &logs.join(format!("machine-{end}.log"))).context(host.name.clone())?))
+        };
+        let hosts = nodes.hosts().iter().zip(nodes.ends()).filter(|_| !nodes.are_here());
+        let machines = hosts.map(of).collect::<Result<_>>()?;
+        Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, machines, logs })
     }
 }
 
@@ -84,11 +92,22 @@ impl Bench for BetweenNodes<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let nodes = self.on_nodes.nodes;
         let (begin, others) = (self.on_nodes.begin(), nodes.others());
+        let start = |(end, machine): &(_, Machine)| Ok((*end, MachineSampler::start(machine, seconds)?));
+        let samplers = self.machines.iter().map(start).collect::<Result<Vec<(&str, _)>>>()?;
         let measured = self.bench.measure(key, seconds);
+        let mut samples = Samples::default();
+        for (end, sampler) in samplers {
+            let mut own = Samples::default();
+            sampler.end(&mut own);
+            // That is this machine's.
+            own.counts.remove("sampling_cpu_ms");
+            samples.extend(own.of(end));
+        }
         let others = others.and_then(|others| others());
         let mut point = measured
             .with_context(|| format!("{} (see the logs in {})", nodes.in_words(), self.logs.display()))?;
-        (point.others, point.samples) = (others, Some(self.on_nodes.end(&begin)));
+        samples.extend(self.on_nodes.end(&begin));
+        (point.others, point.samples) = (others, Some(samples));
         Ok(point)
     }
 }

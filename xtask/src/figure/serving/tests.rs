@@ -315,7 +315,11 @@ fn between_hosts_each_end_has_its_own_files_and_the_servers_threads_are_read_the
     assert_eq!(counters["turnarounds"], 7);
     bench::end(&mut server).unwrap();
     let samples = point.samples.unwrap();
-    assert!(samples.absent.contains_key("machine") && !samples.absent.contains_key("nic"), "{samples:?}");
+    assert!(
+        samples.absent.contains_key("programs_cores") && !samples.absent.contains_key("nic"),
+        "{samples:?}"
+    );
+    assert!(["server.cpu_cores", "client.cpu_cores"].iter().all(|name| samples.gauges.contains_key(*name)));
 }
 
 #[test]
