@@ -70,6 +70,9 @@ impl Load {
 /// The variant whose requests arrive by flag writes.
 const FLAG: &str = "flag";
 
+/// Requests that are due on average in the time of a load, at least: a twin on a busy machine serves one a second.
+const ARRIVALS: f64 = 4.0;
+
 /// A series taken apart.
 struct Line<'a> {
     driver: &'a str,
@@ -256,7 +259,9 @@ impl run::Bench for Timed<'_> {
                 Load::Full | Load::One => 0.0,
                 load => share(self.bench.spec, &key.series, load.name())?,
             };
-            let run = self.client(key, load, &address, [seconds, share * runs_per_s])?;
+            let rate = share * runs_per_s;
+            let least = if rate > 0.0 { (ARRIVALS / rate).min(SILENCE.as_secs_f64()) } else { 0.0 };
+            let run = self.client(key, load, &address, [seconds.max(least), rate])?;
             let traced = server.program.json_of(&["traced"], SILENCE).context("the server")?;
             fill(&mut point, load, &run, &traced)?;
             took.push((load, run["seconds"].as_f64().unwrap_or_default()));
