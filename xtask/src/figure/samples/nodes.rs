@@ -13,6 +13,7 @@ use experiment::point::{Key, Point};
 use experiment::run::Bench;
 use serde_json::json;
 
+use super::gpu::Gpu;
 use super::machine::{Machine, MachineSampler};
 use super::nic::{Line, differences};
 use crate::figure::nodes::Nodes;
@@ -60,6 +61,8 @@ pub struct BetweenNodes<'a> {
     on_nodes: OnNodes<'a>,
     /// The hosts, by what runs there; none where they are this machine, which is sampled anyway.
     machines: Vec<(&'static str, Machine)>,
+    /// The first host's GPU, where it has a part in the run and is not this machine's.
+    gpu: Option<Gpu>,
     logs: &'a Path,
 }
 
@@ -76,7 +79,12 @@ impl BetweenNodes<'_> {
         };
         let hosts = nodes.hosts().iter().zip(nodes.ends()).filter(|_| !nodes.are_here());
         let machines = hosts.map(of).collect::<Result<_>>()?;
-        Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, machines, logs })
+        Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, machines, gpu: None, logs })
+    }
+
+    /// With readings of the first host's GPU.
+    pub fn with_gpu(self, gpu: Option<Gpu>) -> Self {
+        BetweenNodes { gpu, ..self }
     }
 }
 
@@ -94,8 +102,16 @@ impl Bench for BetweenNodes<'_> {
         let (begin, others) = (self.on_nodes.begin(), nodes.others());
         let start = |(end, machine): &(_, Machine)| Ok((*end, MachineSampler::start(machine, seconds)?));
         let samplers = self.machines.iter().map(start).collect::<Result<Vec<(&str, _)>>>()?;
+        let gpu = self.gpu.as_ref().map(|gpu| (gpu, gpu.begin()));
         let measured = self.bench.measure(key, seconds);
         let mut samples = Samples::default();
+        if let Some((gpu, begin)) = gpu {
+            let mut own = Samples::default();
+            gpu.end(begin, &mut own);
+            // That of a login.
+            own.counts.remove("nvidia_smi_cpu_ms");
+            samples.extend(own.of(nodes.ends()[0]));
+        }
         for (end, sampler) in samplers {
             let mut own = Samples::default();
             sampler.end(&mut own);

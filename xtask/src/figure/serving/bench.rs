@@ -231,12 +231,14 @@ pub struct ServerBench<'a> {
     nic: Nic,
     /// What reads processes on the hosts of both ends, where those are nodes.
     hosts: Option<[Arc<ReadHost>; 2]>,
+    /// Readings of the server's GPU, where that is another host's.
+    gpu_there: Option<Gpu>,
 }
 
 impl ServerBench<'_> {
     /// On this NIC. Error: it is not there, or its host lacks the GPU.
     pub fn of<'a>(figure: &'a ServerFigure, spec: &'a Spec, nic: Nic) -> Result<ServerBench<'a>> {
-        let (mut gpu, mut hosts) = (figure.here.clone(), None);
+        let (mut gpu, mut hosts, mut gpu_there) = (figure.here.clone(), None, None);
         if let Nic::Nodes(nodes) = &nic {
             let start = |end: usize| {
                 ReadHost::start(&nodes.hosts()[end], &figure.log(&format!("processes-{}", ENDS[end])))
@@ -253,6 +255,9 @@ impl ServerBench<'_> {
                     let why = format!("no GPU {place} ({})", gpu.why_none());
                     let _ = files::write(&all::no_gpu_log(&figure.how.out), &why);
                 })?;
+                if !nodes.are_here() {
+                    gpu_there = Some(Gpu::on(host, gpu.bus().as_deref())?);
+                }
             }
         }
         let mut provenance = match &nic {
@@ -281,7 +286,7 @@ impl ServerBench<'_> {
             provenance.gpu = Label::Emulated;
             say!("the host twin stands in the GPU's place: the label says so, and no claim is judged");
         }
-        Ok(ServerBench { figure, spec, provenance, nic, hosts })
+        Ok(ServerBench { figure, spec, provenance, nic, hosts, gpu_there })
     }
 
     /// Whether both ends run on hosts that are reached by ssh.
@@ -308,7 +313,8 @@ impl ServerBench<'_> {
         };
         match &self.nic {
             Nic::Nodes(nodes) => {
-                measure(&mut BetweenNodes::start(points, nodes, false, &how.out.join("logs"))?)
+                let (logs, gpu) = (how.out.join("logs"), self.gpu_there.clone());
+                measure(&mut BetweenNodes::start(points, nodes, false, &logs)?.with_gpu(gpu))
             }
             _ => measure(points),
         }

@@ -26,6 +26,11 @@ exec "$@"
 const GENERATOR: &str = r#"#!/bin/sh
 echo '{"kind":"probe","libraries":{"libmlx5":"1.24.44.0"},"devices":[{"name":"mlx5_0"},{"name":"mlx5_3","firmware":"28.1"}]}'
 "#;
+const PROBE: &str = r#"#!/bin/sh
+[ "$*" = --json ] && [ $(cat /proc/$PPID/comm) = timeout ] &&
+    exec echo '{"gpus":[{"name":"A","arch":"sm_80","bus":"0"}],"missing":[]}'
+mj=7; while [ "$*" = "--energy 0" ] && read -r asked; do mj=$((mj+2500)); echo "{\"kind\":\"answer\",\"energy_mj\":$mj}"; done
+"#;
 /// Works all the time where it is told to spin, and ends by SIGTERM. The client waits until it has worked for 0.4 s.
 const SERVER: &str = r#"#!/bin/sh
 trap 'echo "{\"kind\":\"served\"}"; exit 0' TERM
@@ -281,9 +286,8 @@ fn between_hosts_each_end_has_its_own_files_and_the_servers_threads_are_read_the
     assert_eq!(log, "no GPU on a (no CUDA driver)");
     let words = "fig7: no GPU on a: no CUDA driver; --machine twin tries the command";
     assert!(error.is::<crate::refused::Refused>() && error.to_string().starts_with(words), "{error:#}");
-    // It is asked by what ends it there.
-    let says = "echo '{\"gpus\":[{\"name\":\"A\",\"arch\":\"sm_80\"}],\"missing\":[]}'";
-    script(&probe, &format!("#!/bin/sh\n[ $(cat /proc/$PPID/comm) = timeout ] && {says}\n"));
+    // It is asked by what ends it there, but for the energy.
+    script(&probe, PROBE);
     stage.run_on(nodes(), Machine::Gpu).unwrap();
     for (end, program) in [("server", "a/bin/inference-server"), ("client", "b/bin/doorbell-client")] {
         let started = fs::read_to_string(stage.0.join(format!("{end}-program"))).unwrap();
@@ -319,6 +323,8 @@ fn between_hosts_each_end_has_its_own_files_and_the_servers_threads_are_read_the
         samples.absent.contains_key("programs_cores") && !samples.absent.contains_key("nic"),
         "{samples:?}"
     );
+    assert_eq!(samples.counts["server.gpu_joules"], 2.5);
+    assert!(samples.absent["server.gpu_watts"].starts_with("nvidia-smi said no number"), "{samples:?}");
     assert!(["server.cpu_cores", "client.cpu_cores"].iter().all(|name| samples.gauges.contains_key(*name)));
 }
 
