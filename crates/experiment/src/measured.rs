@@ -83,6 +83,11 @@ impl Entry {
         format!("{} ({}{gpu}{rate})", self.machine, self.label)
     }
 
+    /// Seconds that its points took, if all of them are known.
+    pub fn took_s(&self) -> Option<f64> {
+        self.rows.iter().map(|row| row.took_s).sum()
+    }
+
     /// Whether both are parts of one measurement: same machine, label, GPU, rate and extent. Series not
     /// judged `one_by_one` are compared, so they must share revision and versions too.
     pub(crate) fn is_part_with(&self, other: &Entry, one_by_one: bool) -> bool {
@@ -109,6 +114,7 @@ impl Entry {
             let key = Key { series, x: row.x, at: others, repetition: at as u32 };
             let mut point = Point::new(experiment, key, self.label, self.of(row).clone());
             point.settings = row.settings.clone();
+            point.took_s = row.took_s.map(|all| all / row.repetitions as f64);
             for (name, values) in &row.values {
                 point.values.insert(name.clone(), values[place]);
                 if row.repetitions == 1 {
@@ -205,6 +211,23 @@ mod tests {
         let machine = machine.into();
         let (verdicts, ratios, samples) = Default::default();
         Entry { machine, label, extent, provenance, rows, verdicts, ratios, samples }
+    }
+
+    #[test]
+    fn an_entry_keeps_how_long_its_points_took_if_each_says_it() {
+        let took = |x, repetition, took_s| Point { repetition, took_s, ..example("cpu-shim", x) };
+        let mut points = [took(64, 0, Some(1.5)), took(64, 1, Some(2.5)), took(128, 0, None)];
+        let of = |points: &[Point]| {
+            let rows = crate::table::rows(points);
+            let kept = Entry { rows, ..entry("a", Label::Emulated, Extent::Quick) };
+            let read: Entry = serde_json::from_str(&serde_json::to_string(&kept).unwrap()).unwrap();
+            // As a part of a later run it stays.
+            assert_eq!(crate::table::rows(&read.points("fig4"))[0].took_s, Some(4.0));
+            read.took_s()
+        };
+        assert_eq!(of(&points), None, "of a revision that did not keep it");
+        points[2].took_s = Some(0.5);
+        assert_eq!(of(&points), Some(4.5));
     }
 
     #[test]

@@ -27,6 +27,9 @@ pub struct Point {
     pub repetition: u32,
     /// Seconds that were asked for.
     pub seconds: f64,
+    /// Seconds that it took, with all that it started; `None`: of a revision that did not keep it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub took_s: Option<f64>,
     /// Settings that the program says it ran with: `window`, `batch`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, u64>,
@@ -97,7 +100,7 @@ impl Point {
     pub fn new(experiment: &str, key: Key, label: Label, provenance: Provenance) -> Point {
         let Key { series, x, at, repetition } = key;
         let (experiment, seconds, missing) = (experiment.to_owned(), 0.0, None);
-        let (others, samples) = (None, None);
+        let (took_s, others, samples) = (None, None, None);
         let (settings, values, spread, detail) = Default::default();
         Point {
             experiment,
@@ -106,6 +109,7 @@ impl Point {
             at,
             repetition,
             seconds,
+            took_s,
             settings,
             values,
             spread,

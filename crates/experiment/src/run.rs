@@ -93,9 +93,11 @@ pub fn measure(
         let count = earlier.points.len();
         progress(count as u64, &key.to_string());
         let others = bench.is_here().then(BackgroundLoad::watch).flatten();
+        let begun = Instant::now();
         let measured = bench.measure(key, grid.seconds_of(&key.series));
         let place = || format!("{key} ({count} points are in {}; {})", file.display(), options.again);
         let mut point = measured.with_context(place)?;
+        point.took_s = Some(begun.elapsed().as_millis() as f64 / 1e3);
         if point.others.is_none() {
             point.others = others.as_ref().and_then(BackgroundLoad::cores);
         }

@@ -145,7 +145,9 @@ fn cdf(run: RunPoints<'_>, plot: &Cdf, curves: &[Curve]) -> Result<String> {
         )),
     };
     let lines = text(run, note.as_slice(), has_published(curves));
-    svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], curves, &lines)
+    // The legend has a line for each curve, below the title and two headings.
+    let height = 460.max(LINE as u32 * (curves.len() as u32 + 5));
+    svg((920, height + 17 * lines.len() as u32), &plot.title, &[panel], curves, &lines)
 }
 
 /// One curve for each repetition of the plot's series.

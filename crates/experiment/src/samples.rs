@@ -45,6 +45,19 @@ impl Samples {
         Samples { absent: [(name.to_owned(), why.into())].into(), ..Samples::default() }
     }
 
+    /// The same with `END.` before each name.
+    #[must_use]
+    pub fn of(self, end: &str) -> Samples {
+        fn named<T>(end: &str, all: BTreeMap<String, T>) -> BTreeMap<String, T> {
+            all.into_iter().map(|(name, value)| (format!("{end}.{name}"), value)).collect()
+        }
+        Samples {
+            gauges: named(end, self.gauges),
+            counts: named(end, self.counts),
+            absent: named(end, self.absent),
+        }
+    }
+
     /// Takes what was read elsewhere of the same point.
     pub fn extend(&mut self, other: Samples) {
         self.gauges.extend(other.gauges);

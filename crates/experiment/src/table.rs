@@ -24,6 +24,9 @@ pub struct Row {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, u64>,
     pub repetitions: usize,
+    /// Seconds that all of them took, with all that they started, where each says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub took_s: Option<f64>,
     /// Whether every one of them is whole.
     pub content_ok: bool,
     /// Median, least, most, by the names of the points' numbers.
@@ -65,6 +68,7 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
             at: at.clone(),
             settings,
             repetitions: own.len(),
+            took_s: own.iter().map(|point| point.took_s).sum(),
             content_ok: own.iter().all(|point| point.is_whole()),
             values: values.into_iter().filter_map(whole).collect(),
             quantiles: None,

@@ -1,7 +1,7 @@
 //! The tarball: its version, what it asks for, headers, and the same bytes from the same files.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use measure::need;
 use nix::unistd::geteuid;
@@ -357,8 +357,9 @@ fn the_tarball_of_another_revision_is_not_taken_for_this_ones() {
     assert!(asked("a", false, true).unwrap_err().ends_with("there are: none"));
 }
 
-/// Most that the set-up of the CI action may take, four times what is promised: others may use the machine.
-const SET_UP: Duration = Duration::from_secs(4 * 30);
+/// Most that the set-up of the CI action takes on a quiet machine, and how many times as long where others use it.
+const SET_UP_S: f64 = 30.0;
+const SLOWER: f64 = 4.0;
 /// The user `nobody`.
 const NOBODY: u32 = 65534;
 
@@ -398,9 +399,10 @@ fn set_up_from(tarball: &Path, steps: &[String], out: &Path) -> String {
         assert!(said.status.success(), "{}: {}", tarball.display(), String::from_utf8_lossy(&said.stderr));
     }
     let (steps, name) = (steps.len(), tarball.file_name().unwrap().to_string_lossy());
-    let took = since.elapsed();
-    say!("set-up by {steps} steps of the CI action from {name}: {:.2} s", took.as_secs_f64());
-    assert!(took < SET_UP, "{took:?}");
+    let took = since.elapsed().as_secs_f64();
+    let said = format!("{took:.2} s, at most {SET_UP_S} s are the aim");
+    say!("set-up by {steps} steps of the CI action from {name}: {said}");
+    assert!(took < SLOWER * SET_UP_S, "{said}");
     let folder = fs::read_to_string(out.join("paths")).unwrap();
     assert_eq!(folder, format!("{}\n", out.join("softnic").display()));
     let mut program = bash_of_nobody();

@@ -1,6 +1,7 @@
 //! `cargo xtask figure all`: every figure, each by a process of its own, so that one that fails leaves the others; then what came of each.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use experiment::spec::Grid;
 use super::options::Options;
 use crate::gpu_machine::GpuMachine;
 use crate::refused::refused;
-use crate::{carried, progress, shell, stop, workspace};
+use crate::{carried, files, progress, shell, stop, workspace};
 
 /// What stands for all of them on the command line.
 pub const NAME: &str = "all";
@@ -25,6 +26,8 @@ const UNSAMPLED: &str = "3";
 const OF_MODELS: [&str; 2] = ["1", "2"];
 /// Figures that are of a GPU alone; by the host twin they judge nothing, and take long.
 const OF_A_GPU: [&str; 2] = ["6", "7"];
+/// Said of the other figures where hosts are named.
+const NO_NIC: &str = ", on this machine: no NIC has a part";
 
 /// What came of a figure.
 #[derive(Debug, PartialEq, Eq)]
@@ -75,7 +78,12 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         let left = if options.dry_run { None } else { left(begun.elapsed(), &asked, at) };
         let left = left.map_or_else(String::new, |left| format!("; {} left", progress::about(left)));
         let nth = format!("{} of {}{left}", at + 1, FIGURES.len());
-        say!("figure {figure} ({nth}): {} {}", workspace::us(), shell::line(&words));
+        let here = here(figure, options);
+        say!("figure {figure} ({nth}){here}: {} {}", workspace::us(), shell::line(&words));
+        let name = format!("fig{figure}");
+        let out = options.out.as_ref().map_or_else(|| workspace::results(&name), |out| out.join(&name));
+        let no_gpu_there = no_gpu_log(&out);
+        files::remove(&no_gpu_there)?;
         let since = Instant::now();
         let what = match no_gpu.filter(|_| is_left_out(figure)) {
             Some(why) => {
@@ -83,6 +91,8 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
             }
             None => match measured(program, &words)? {
                 FigureOutcome::Measured if options.dry_run => FigureOutcome::Said,
+                FigureOutcome::Failed(how) => fs::read_to_string(no_gpu_there)
+                    .map_or(FigureOutcome::Failed(how), FigureOutcome::LeftOut),
                 came => came,
             },
         };
@@ -90,7 +100,7 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
     }
     say!("");
     for (figure, what, took) in &came {
-        say!("{}", line(figure, what, *took));
+        say!("{}{}", line(figure, what, *took), here(figure, options));
     }
     let failed: Vec<&str> = came
         .iter()
@@ -143,6 +153,17 @@ fn measured(program: &Path, words: &[String]) -> Result<FigureOutcome> {
     Ok(if status.success() { FigureOutcome::Measured } else { FigureOutcome::Failed(status.to_string()) })
 }
 
+/// Where a server's figure says that a host has no GPU, and why.
+pub fn no_gpu_log(out: &Path) -> PathBuf {
+    out.join("logs/no-gpu.log")
+}
+
+/// Where a figure runs, if that is not where the others run.
+fn here(figure: &str, options: &Options) -> &'static str {
+    let has_nic = TRANSFERS.contains(&figure) || OF_A_GPU.contains(&figure);
+    if has_nic || options.on_nodes().is_none() { "" } else { NO_NIC }
+}
+
 /// A figure's command line: of the options those that it takes.
 fn words(figure: &str, options: &Options) -> Vec<String> {
     let is_one_of = |figures: &[&str]| figures.contains(&figure) || figure == NAME;
@@ -179,7 +200,6 @@ fn line(figure: &str, what: &FigureOutcome, took: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::process::Stdio;
 
     use nix::sys::signal::{Signal, kill};
@@ -230,7 +250,37 @@ mod tests {
             let said = of(figure, &Options { place: place(), ..Options::default() });
             assert_eq!(said, format!("figure {figure} --where my hosts.yml"));
         }
-        assert_eq!(of("1", &Options { place: place(), ..Options::default() }), "figure 1");
+        let options = Options { place: place(), ..Options::default() };
+        assert_eq!(of("1", &options), "figure 1");
+        assert_eq!(["1", "2", "3"].map(|figure| here(figure, &options)), [NO_NIC; 3]);
+        assert_eq!(["4", "7"].map(|figure| here(figure, &options)), [""; 2]);
+        assert_eq!(here("1", &Options::default()), "");
+    }
+
+    #[test]
+    fn a_host_without_a_gpu_leaves_figures_out_with_its_reason_and_fails_nothing() {
+        let folder = std::env::temp_dir().join(format!("xtask-figure-all-host-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (program, out) = (folder.join("xtask"), folder.join("out"));
+        let options = Options {
+            place: Some(Place::Inventory("my.yml".into())),
+            out: Some(out.clone()),
+            ..Options::default()
+        };
+        // Only what a figure says in this run counts.
+        let log = no_gpu_log(&out.join("fig7"));
+        files::write(&log, "of a run before").unwrap();
+        let says =
+            format!("mkdir -p {0}/fig6/logs; echo 'no GPU on a' > {0}/fig6/logs/no-gpu.log", out.display());
+        crate::process::script(
+            &program,
+            &format!("#!/bin/sh\n[ $2 -lt 6 ] && exit\n[ $2 = 7 ] || {{ {says}; }}\nexit 2\n"),
+        );
+        let error = run_by(&program, &options, None).unwrap_err();
+        assert!(error.to_string().starts_with("figures that failed: 7; go on with: "), "{error}");
+        crate::process::script(&program, &format!("#!/bin/sh\n[ $2 != 6 ] && exit\n{says}\nexit 2\n"));
+        run_by(&program, &options, None).unwrap();
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -124,6 +124,8 @@ fn transfers(mut experiment: Experiment, options: &Options) -> Result<()> {
     }
     chosen_nic::prepare(&mut experiment.spec, options)?;
     if options.on_nodes().is_some() {
+        let left_out = experiment.spec.grid(options.extent()).without_gpu().join(", ");
+        say!("left out: {left_out} (a GPU posts on this machine alone)");
         experiment.spec.keep(|series| !needs_gpu(series));
     }
     // What the user can mend is said before minutes of building.
@@ -246,7 +248,6 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> Result<Str
     let whole = grid.keys().len();
     let on_a_gpu = grid.without_gpu();
     let keys = grid.keys();
-    let software = options.place().nic_in_words();
     let lists = |series: &str| -> Vec<u64> { grid.others(series).iter().map(|at| at["list"]).collect() };
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
@@ -260,7 +261,7 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> Result<Str
             grid.seconds,
             progress::about(Duration::from_secs_f64(all::grid_s(&grid)))
         ),
-        format!("nic: {}", options.nic.as_deref().unwrap_or(software)),
+        format!("nic: {}", options.nic_in_words()),
         format!("results: {}", out.display()),
     ];
     if let Some(rate) = options.rate_gbps {

@@ -78,6 +78,16 @@ impl Options {
         self.place.clone().unwrap_or_default()
     }
 
+    /// What runs a server's kernels.
+    pub fn machine(&self) -> Machine {
+        self.machine.unwrap_or_default()
+    }
+
+    /// The NIC, in words.
+    pub fn nic_in_words(&self) -> String {
+        self.nic.clone().unwrap_or_else(|| self.place().nic_in_words().to_owned())
+    }
+
     /// `--where`, where both ends run on hosts that ansible reaches.
     pub fn on_nodes(&self) -> Option<String> {
         self.place().on_nodes()

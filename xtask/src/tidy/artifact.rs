@@ -3,6 +3,7 @@
 
 use experiment::measured::{Entry, Measured};
 use experiment::paper::Rule;
+use experiment::point::needs_gpu;
 use experiment::spec::Extent;
 use experiment::verdict::Verdict;
 use experiment::{Paper, Spec};
@@ -97,15 +98,28 @@ fn options(entry: &Entry) -> String {
     extent + &rate
 }
 
-/// What the points of a recorded run asked for, by its rows and the spec's grid.
+/// What the points of a recorded run took, or at least: what they asked for, by its rows and the spec's grid. Then how many they are, and
+/// how many the spec has for such a machine, if that is another number.
 fn time(entry: &Entry, spec: &Spec) -> String {
-    let grid = spec.grid(entry.extent);
+    let mut grid = spec.grid(entry.extent);
+    let asked = entry.rows.iter().map(|row| row.repetitions as f64 * grid.seconds_of(&row.series)).sum();
+    let (least, seconds) = entry.took_s().map_or(("≥ ", asked), |took| ("", took));
     let points: usize = entry.rows.iter().map(|row| row.repetitions).sum();
-    let seconds = entry.rows.iter().map(|row| row.repetitions as f64 * grid.seconds_of(&row.series)).sum();
+    // A processor's series may stand in for that of a GPU.
+    let is_gpus = |series: &String| {
+        series.strip_prefix("cpu-").is_some_and(|rest| grid.series.contains(&format!("gpu-{rest}")))
+    };
+    let is_left_out = |series: &String| match entry.provenance.gpu_device.is_empty() {
+        true => needs_gpu(series),
+        false => is_gpus(series),
+    };
+    grid.series = grid.series.iter().filter(|series| !is_left_out(series)).cloned().collect();
+    let today = Some(grid.keys().len()).filter(|all| *all != points);
+    let today = today.map_or_else(String::new, |all| format!(" (today {all})"));
     match seconds {
         0.0 => "seconds".to_owned(),
-        seconds if seconds < 100.0 => format!("{seconds:.0} s, {points} points"),
-        seconds => format!("{:.0} min, {points} points", seconds / 60.0),
+        seconds if seconds < 100.0 => format!("{least}{seconds:.0} s, {points} points{today}"),
+        seconds => format!("{least}{:.0} min, {points} points{today}", seconds / 60.0),
     }
 }
 
@@ -144,11 +158,12 @@ mod tests {
     "#;
     const SPEC: &str = "title = \"t\"\napp = \"bench-nic\"\nvalues = [\"v\"]\nrange = \"v\"\nquick = { repeat = 1, seconds = 1.0 }\n\
         full = { repeat = 1, seconds = 2.0 }\ngrid = { series = [\"s\", \"t\"], repeat = 1, seconds = 20.0 }\n";
-    const A: &str = "| `a` | t | `cargo xtask figure 9` | 3 min, 9 points | in part | m (emulated) |\n";
+    const A: &str =
+        "| `a` | t | `cargo xtask figure 9` | ≥ 3 min, 9 points (today 2) | in part | m (emulated) |\n";
     const B: &str = "| `b` | t | `cargo xtask figure 9` | none | background | none |\n";
 
-    fn measured() -> String {
-        let row = |series: &str, repetitions: u32| json!({ "series": series, "x": 0, "repetitions": repetitions, "content_ok": true, "values": {} });
+    fn measured(took_s: Option<f64>) -> String {
+        let row = |series: &str, repetitions: u32| json!({ "series": series, "x": 0, "repetitions": repetitions, "took_s": took_s, "content_ok": true, "values": {} });
         let verdict = |label: &str, verdict: Value| json!({ "id": "a", "text": "t", "source": "s", "evidence": [], "label": label, "verdict": verdict });
         let verdicts = [
             verdict("emulated", "reproduced".into()),
@@ -165,12 +180,12 @@ mod tests {
     }
 
     /// Whether `docs --tables` would leave these rows as they are.
-    fn is_right(rows: &str) -> bool {
+    fn is_right(rows: &str, took_s: Option<f64>) -> bool {
         let titles = "| claim | the paper says | command | time | recorded verdict | by |\n|---|---|---|---|---|---|\n";
         let page = format!("\n<!-- table: claims -->\n{titles}{rows}<!-- end of table -->\n");
         let files = [
             ("experiments/fig9/paper.toml", PAPER),
-            ("experiments/fig9/measured.json", &measured()),
+            ("experiments/fig9/measured.json", &measured(took_s)),
             ("experiments/fig9/spec.toml", SPEC),
         ];
         tables::renewed(&Tree::of(&files), &page).unwrap() == page
@@ -179,7 +194,8 @@ mod tests {
     #[test]
     fn each_claim_has_a_row_with_its_command_and_its_recorded_verdict() {
         let row = |a: &str| format!("{a}{B}");
-        assert!(is_right(&row(A)));
+        assert!(is_right(&row(A), None));
+        assert!(is_right(&row(&A.replace("≥ 3 min", "60 s")), Some(30.0)));
         for wrong in [
             A.to_owned(),
             row(&A.repeat(2)),
@@ -188,7 +204,7 @@ mod tests {
             row(&A.replace("(emulated)", "(hardware)")),
             row(&A.replace("in part", "reproduced")),
         ] {
-            assert!(!is_right(&wrong), "{wrong}");
+            assert!(!is_right(&wrong, None), "{wrong}");
         }
     }
 

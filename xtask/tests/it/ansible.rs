@@ -1,4 +1,4 @@
-//! The playbooks of `ansible/` on a testbed's nodes, and figures 4 and 7 measured between these.
+//! The playbooks of `ansible/` on a testbed's nodes, and figures 4, 6 and 7 measured between these.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -409,7 +409,7 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     let out = bed.dir.with_extension("out");
     let said = figure_4("netns", &out, &[], &[]);
     assert!(said.ok, "{}", said.text);
-    said.has(&["4 points in", "nothing is left", "label: emulated"]);
+    said.has(&["left out: gpu-", "4 points in", "nothing is left", "label: emulated"]);
     let points = whole_points(&out);
     let words = [("\"series\":\"cpu-shim\"", 2), ("\"path\":\"wire\"", 4), ("\"content_ok\":true", 4)];
     for (word, count) in words {
@@ -433,42 +433,49 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     fs::remove_dir_all(out).unwrap();
 }
 
-/// Longest that figure 7 may take, whose programs are built first.
+/// Longest that a figure of a server may take, whose programs are built first.
 const WITH_BUILD: Duration = Duration::from_secs(30 * 60);
 
 /// Of the long run alone: the profiler, which makes the reference, is built in the release profile first.
 #[test]
-fn figure_7_is_served_between_two_nodes_that_are_gone_afterwards() {
+fn figures_6_and_7_are_served_between_two_nodes_that_are_gone_afterwards() {
     let is_full = std::env::var("SOFTNIC_TEST_FULL").is_ok_and(|value| value == "1");
     need!(is_full, full, "`cargo xtask test --full`");
     need!(machine(), testbed, NEEDS);
     need!(released(), softnic, "release builds");
-    let out = std::env::temp_dir().join(format!("tb-fig7-{}", std::process::id()));
-    let bed = Bed { dir: out.join("testbed") };
-    let said = figure(WITH_BUILD, ["7", "netns"], &out, &["--machine", "twin"], &[]);
-    assert!(said.ok, "{}", said.text);
-    said.has(&["between node1 and node2", "1 point in", "nothing is left", "label: emulated"]);
-    assert_eq!(bed.left(), [""; 0]);
-    let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
-    let point = points.lines().find(|point| !point.contains("\"missing\":")).expect(&points);
-    let point: serde_json::Value = serde_json::from_str(point).unwrap();
-    // Each answer that was counted was compared, and is right; else the point is missing.
-    let (answered, values) = (point["detail"]["answered"].as_f64().unwrap(), &point["values"]);
-    assert!(answered > 0.0 && values["serving_s"].as_f64() > Some(0.0), "{point}");
-    assert!(values.get("thread softnic-nic").is_some() && values.get("woken_ms").is_none(), "{values}");
-    let provenance = &point["provenance"];
-    assert_eq!(provenance["nic_options"]["path"], "wire");
-    let names = ["node1", "node2"].map(serde_json::Value::from);
-    assert_eq!([0, 1].map(|at| provenance["hosts"][at]["name"].clone()), names);
-    // A request and its answer are a message each at least, and each of both ends counts them.
-    let counts = &point["samples"]["counts"];
-    for name in ["nic.messages_sent", "nic.messages_received"] {
-        assert!(counts[name].as_f64() >= Some(2.0 * answered), "{name}, {answered}: {counts}");
+    for (number, count) in [("6", "8 points in"), ("7", "1 point in")] {
+        let out = std::env::temp_dir().join(format!("tb-fig{number}-{}", std::process::id()));
+        let bed = Bed { dir: out.join("testbed") };
+        let said = figure(WITH_BUILD, [number, "netns"], &out, &["--machine", "twin"], &[]);
+        assert!(said.ok, "{}", said.text);
+        said.has(&["between node1 and node2", count, "nothing is left", "label: emulated"]);
+        assert_eq!(bed.left(), [""; 0]);
+        let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
+        for point in points.lines().filter(|point| !point.contains("\"missing\":")) {
+            let point: serde_json::Value = serde_json::from_str(point).unwrap();
+            // Each answer that was counted was compared, and is right; else the point is missing. Figure 6 counts those of each load.
+            let (detail, values) = (&point["detail"], &point["values"]);
+            let loads = detail.as_object().unwrap().values().map(|load| &load["client"]);
+            let all = loads.chain([detail]).filter_map(|client| client["answered"].as_f64());
+            let answered: f64 = all.sum();
+            let has = |name: &str| values.get(name).is_some();
+            let of_7 = (has("serving_s"), has("thread softnic-nic"), has("woken_ms"));
+            assert!(answered > 0.0 && of_7 == (number == "7", number == "7", false), "{point}");
+            let provenance = &point["provenance"];
+            assert_eq!(provenance["nic_options"]["path"], "wire");
+            let names = ["node1", "node2"].map(serde_json::Value::from);
+            assert_eq!([0, 1].map(|at| provenance["hosts"][at]["name"].clone()), names);
+            // A request and its answer are a message each at least, and each of both ends counts them.
+            let counts = &point["samples"]["counts"];
+            for name in ["nic.messages_sent", "nic.messages_received"] {
+                assert!(counts[name].as_f64() >= Some(2.0 * answered), "{name}, {answered}: {counts}");
+            }
+        }
+        fs::remove_dir_all(out).unwrap();
     }
-    fs::remove_dir_all(out).unwrap();
 }
 
-/// A point has the counters of its sender and its receiver, and the use of processors where that is this machine's.
+/// A point has the counters of its sender and its receiver, and the use of processors of their machines.
 #[track_caller]
 pub fn has_samples_of_both_nodes(point: &str, is_here: bool) {
     let point: serde_json::Value = serde_json::from_str(point).unwrap();
@@ -480,7 +487,13 @@ pub fn has_samples_of_both_nodes(point: &str, is_here: bool) {
             "{name}, {posted}: {samples}"
         );
     }
-    let used = samples["gauges"]["programs_cores"][0].as_f64();
-    let why = samples["absent"]["machine"].as_str();
-    assert_eq!((used > Some(0.0), why.is_none()), (is_here, is_here), "{samples}");
+    let used = |name: &str| samples["gauges"][name][0].as_f64() > Some(0.0);
+    let why = samples["absent"]["programs_cores"].as_str();
+    assert_eq!(
+        (used("programs_cores"), used("cpu_cores"), why.is_none()),
+        (is_here, is_here, is_here),
+        "{samples}"
+    );
+    // Nodes that are hosts of an inventory are read as those are.
+    assert_eq!(["sender.cpu_cores", "receiver.cpu_cores"].map(used), [!is_here; 2], "{samples}");
 }

@@ -208,7 +208,8 @@ fn a_cards_counters_are_read_on_the_host_that_has_it() {
     let bed = Bed::up("card");
     let card = "at=/root/sys/class/infiniband/mlx5_0; mkdir -p $at/device $at/ports/1/counters; cd $at
         ln -s ../../../../bus/pci/drivers/mlx5_core device/driver
-        for name in port_xmit_packets port_rcv_packets; do echo 5 > ports/1/counters/$name; done";
+        for name in port_xmit_packets port_rcv_packets; do echo 5 > ports/1/counters/$name; done
+        at=/root/sys/devices/system/cpu/cpu0/cpufreq; mkdir -p $at; echo 2000000 > $at/scaling_cur_freq";
     for node in ["node1", "node2"] {
         assert!(bed.on(node, &format!("{card}; echo {node} > node_guid")).ok);
     }
@@ -225,6 +226,8 @@ fn a_cards_counters_are_read_on_the_host_that_has_it() {
         let point: serde_json::Value = serde_json::from_str(point).unwrap();
         let counts = serde_json::json!({ "nic.sender.port_xmit_packets": 10.0, "nic.receiver.port_rcv_packets": 10.0 });
         assert_eq!(point["samples"]["counts"], counts, "{point}");
+        let mhz = &point["samples"]["gauges"]["receiver.cpu_mhz"];
+        assert_eq!(mhz, &serde_json::json!([2000.0, 2000.0, 2000.0]), "{point}");
     }
 }
 

@@ -10,13 +10,9 @@ use measure::need;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::bed::{Bed, LIMIT, ProgramOutput, machine};
+use crate::bed::{Bed, LIMIT, ProgramOutput, is_within, machine};
 
 pub const NEEDS: &str = "root, iproute2, openssh-server, openssh-client and ansible-core";
-
-/// Seconds that `up` may take on two quiet cores, and how many times as long on a machine that is busy with others.
-const UP_S: f64 = 15.0;
-const SLOWER: f64 = 4.0;
 
 fn send(process: u32, signal: Signal) {
     kill(Pid::from_raw(process.try_into().unwrap()), signal).unwrap();
@@ -30,7 +26,7 @@ fn up_makes_two_nodes_with_files_of_their_own_and_down_leaves_nothing() {
     let up = bed.testbed("up");
     up.has(&["up in", "log in:", "remove:"]);
     let seconds = up.text.split("up in ").nth(1).and_then(|rest| rest.split(' ').next());
-    assert!(seconds.unwrap().parse::<f64>().unwrap() < SLOWER * UP_S, "{up:?}");
+    is_within(15.0, seconds.unwrap().parse().unwrap(), "testbed up");
     bed.has_namespaces();
     bed.testbed("up").has(&["already up"]);
     let status = bed.testbed("status");

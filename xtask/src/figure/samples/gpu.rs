@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::gpu_machine::{self, GpuMachine};
 use crate::process::{ChildGuard, JsonProgram, WAIT};
-use crate::testbed;
+use crate::testbed::{self, hosts::Host};
 
 /// What is asked for, and the names of the gauges.
 const QUERY: &str = "--query-gpu=clocks.sm,clocks.mem,power.draw";
@@ -24,6 +24,8 @@ const GAUGES: [&str; 3] = ["gpu_sm_mhz", "gpu_memory_mhz", "gpu_watts"];
 const WATTS: usize = 2;
 /// What stands for all of them where there are none.
 const ALL: [&str; 4] = ["gpu_sm_mhz", "gpu_memory_mhz", "gpu_watts", "gpu_joules"];
+
+const NO_BUS: &str = "the GPU's place on the PCI bus is not known";
 
 /// A line of `nvidia-smi`: the gauges; `None`: the GPU does not say.
 type Line = [Option<f64>; 3];
@@ -66,9 +68,15 @@ impl Gpu {
         let found = GpuMachine::ask().and_then(|machine| Ok((machine.bus(), gpu_machine::probe()?)));
         match found {
             Ok((Some(bus), probe)) => Gpu::by(Command::new(program), probe, &bus),
-            Ok((None, _)) => Gpu::Absent("the GPU's place on the PCI bus is not known".into()),
+            Ok((None, _)) => Gpu::Absent(NO_BUS.into()),
             Err(error) => Gpu::Absent(format!("{error:#}")),
         }
+    }
+
+    /// That of a host, by the programs there.
+    pub fn on(host: &Host, bus: Option<&str>) -> anyhow::Result<Gpu> {
+        let (smi, probe) = (host.command(&["nvidia-smi"])?, host.command(&[host.file("bin/gpu-probe")])?);
+        Ok(bus.map_or_else(|| Gpu::Absent(NO_BUS.into()), |bus| Gpu::by(smi, probe, bus)))
     }
 
     /// By programs that are `nvidia-smi` and `gpu-probe`, or stand-ins in tests.

@@ -4,9 +4,11 @@
 //! (`energy_uj` of `intel-rapl:N`, which AMD's processors have too, begins again at `max_energy_range_uj`; `name` is `package-N` for a
 //! processor, and `psys` for the platform, whose energy has that of the processors in it).
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,97 +16,155 @@ use anyhow::{Context, Result};
 use experiment::Samples;
 use measure::background_load;
 use nix::time::{ClockId, clock_gettime};
+use serde_json::json;
+
+use crate::process::{JsonProgram, WAIT};
+use crate::testbed::hosts::Host;
 
 /// Time between two readings.
 const APART: Duration = Duration::from_secs(1);
 /// The shortest time that a rate is taken over: the kernel counts CPU time in hundredths of a second.
 const LEAST: Duration = Duration::from_millis(500);
 
-/// Where the files lie: `/`, or a folder in tests.
-#[derive(Clone, Debug)]
-pub struct Files {
-    root: PathBuf,
-    /// `cpu0/cpufreq/scaling_cur_freq` of each core.
-    frequencies: Vec<PathBuf>,
-    /// A processor's counter of energy each, with the value at which it begins again.
-    energies: Vec<(PathBuf, f64)>,
-    /// Why there is no energy.
-    why_no_energy: String,
+/// First lines of files, by their paths below the sysfs; `stat` is that of the processes' file system.
+type Texts = BTreeMap<String, String>;
+
+/// Shell that answers each line of stdin with these texts of its machine. Argument: the sysfs.
+const READER: &str = r#"cd "$1" || exit
+echo '{"kind":"ready"}'
+while read -r request; do
+    read -r said < /proc/stat
+    said="\"stat\":\"$said\""
+    for file in devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq class/powercap/intel-rapl:*/name \
+        class/powercap/intel-rapl:*/energy_uj class/powercap/intel-rapl:*/max_energy_range_uj; do
+        read -r line < "$file" && said="$said,\"$file\":\"$line\""
+    done 2> /dev/null
+    printf '{"kind":"answer","said":{%s}}\n' "$said"
+done"#;
+
+/// The machine that is read.
+#[derive(Clone)]
+pub enum Machine {
+    /// This one: `/`, or a folder in tests.
+    Here(PathBuf),
+    /// A host, by a shell there. Error: why it is not read any more.
+    There(Arc<Mutex<Result<JsonProgram, String>>>),
 }
 
-impl Files {
-    /// Looks for what this machine has below `root`.
-    pub fn find(root: &Path) -> Files {
-        let cores = numbered(&root.join("sys/devices/system/cpu"), "cpu");
-        let frequencies: Vec<PathBuf> =
-            cores.iter().map(|core| core.join("cpufreq/scaling_cur_freq")).collect();
-        let frequencies = frequencies.into_iter().filter(|file| file.is_file()).collect();
-        let is_processor = |zone: &PathBuf| {
-            fs::read_to_string(zone.join("name")).is_ok_and(|name| name.starts_with("package"))
-        };
-        let zones = numbered(&root.join("sys/class/powercap"), "intel-rapl:").into_iter();
-        // The energy of some of the processors would be taken for that of all.
-        let energies: Result<Vec<_>, String> = zones.filter(is_processor).map(|zone| energy(&zone)).collect();
-        let (energies, why_no_energy) = match energies {
-            Ok(energies) => (energies, "no /sys/class/powercap/intel-rapl:0".to_owned()),
-            Err(why) => (Vec::new(), why),
-        };
-        Files { root: root.to_owned(), frequencies, energies, why_no_energy }
+impl Machine {
+    /// Starts the shell on a host.
+    pub fn on(host: &Host, log: &Path) -> Result<Machine> {
+        let mut reader = JsonProgram::start(&mut host.command(&["sh", "-c", READER, "sh", &host.sys])?, log)?;
+        reader.json("ready", WAIT)?;
+        Ok(Machine::There(Arc::new(Mutex::new(Ok(reader)))))
     }
 
-    /// Seconds since the machine's start that cores were busy.
-    fn busy_s(&self) -> Option<f64> {
-        background_load::busy(&fs::read_to_string(self.root.join("proc/stat")).ok()?)
-    }
-
-    /// Mean of all cores.
-    fn mhz(&self) -> Option<f64> {
-        let khz: Vec<f64> = self.frequencies.iter().filter_map(|file| number(file)).collect();
-        (!khz.is_empty()).then(|| khz.iter().sum::<f64>() / khz.len() as f64 / 1e3)
-    }
-
-    fn energy_uj(&self) -> Vec<Option<f64>> {
-        self.energies.iter().map(|(file, _)| number(file)).collect()
-    }
-
-    /// Joules of all processors between two readings of their counters.
-    fn joules(&self, before: &[Option<f64>], after: &[Option<f64>]) -> Option<f64> {
-        let grown =
-            self.energies.iter().zip(before.iter().zip(after)).map(|((_, range), (before, after))| {
-                let grown = (*after)? - (*before)?;
-                Some(if grown < 0.0 { grown + range } else { grown })
-            });
-        let all: Vec<f64> = grown.collect::<Option<_>>()?;
-        (!all.is_empty()).then(|| all.iter().sum::<f64>() / 1e6)
+    fn read(&self) -> Reading {
+        match self {
+            Machine::Here(root) => Reading::of(&texts(root)),
+            Machine::There(reader) => {
+                let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+                let said = match &mut *reader {
+                    Ok(program) => program.ask(&json!({}), WAIT).map_err(|error| format!("{error:#}")),
+                    Err(why) => Err(why.clone()),
+                };
+                // A late answer would pass for the next one.
+                let said = said.inspect_err(|why| *reader = Err(why.clone()));
+                let texts = said.and_then(|mut said| {
+                    serde_json::from_value(said["said"].take()).map_err(|error| error.to_string())
+                });
+                texts.map_or_else(
+                    |why| Reading { busy_s: None, mhz: None, energies: Err(why) },
+                    |texts| Reading::of(&texts),
+                )
+            }
+        }
     }
 }
 
-/// A zone's counter, and the value at which it begins again. Error: why it cannot be read.
-fn energy(zone: &Path) -> Result<(PathBuf, f64), String> {
-    let file = zone.join("energy_uj");
-    fs::read_to_string(&file)
-        .map_err(|error| format!("energy_uj of {} cannot be read: {error}; root may read it", name(zone)))?;
-    let range = number(&zone.join("max_energy_range_uj"));
-    Ok((file, range.ok_or_else(|| format!("{} has no max_energy_range_uj", name(zone)))?))
-}
-
-/// Entries called `PREFIX` and a number, in no order.
-fn numbered(folder: &Path, prefix: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let is_one = |path: &PathBuf| {
-        name(path)
-            .strip_prefix(prefix)
-            .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
+/// What the reader says, of this machine.
+fn texts(root: &Path) -> Texts {
+    let sys = root.join("sys");
+    let mut texts = Texts::new();
+    let mut put = |name: String, file: &Path| {
+        texts.extend(fs::read_to_string(file).ok().map(|text| (name, text)));
     };
-    entries.map(|entry| entry.path()).filter(is_one).collect()
+    put("stat".into(), &root.join("proc/stat"));
+    for (folder, files) in [
+        ("devices/system/cpu", &["cpufreq/scaling_cur_freq"][..]),
+        ("class/powercap", &["name", "energy_uj", "max_energy_range_uj"]),
+    ] {
+        for entry in fs::read_dir(sys.join(folder)).into_iter().flatten().flatten() {
+            for file in files {
+                let name = format!("{folder}/{}/{file}", entry.file_name().to_string_lossy());
+                put(name.clone(), &sys.join(name));
+            }
+        }
+    }
+    texts
 }
 
-fn name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+/// One look at a machine.
+struct Reading {
+    /// Seconds since the machine's start that cores were busy.
+    busy_s: Option<f64>,
+    /// Mean of all cores.
+    mhz: Option<f64>,
+    /// Counter of each processor in µJ, and the value at which it begins again. Error: why there is none.
+    energies: Result<Vec<[f64; 2]>, String>,
 }
 
-fn number(file: &Path) -> Option<f64> {
-    fs::read_to_string(file).ok()?.trim().parse().ok()
+impl Reading {
+    fn of(texts: &Texts) -> Reading {
+        let number = |name: &str| texts.get(name)?.trim().parse::<f64>().ok();
+        let khz: Vec<f64> = numbered(texts, "devices/system/cpu/cpu", "/cpufreq/scaling_cur_freq")
+            .filter_map(number)
+            .collect();
+        let zones = numbered(texts, "class/powercap/intel-rapl:", "/name");
+        let energy = |name: &str| {
+            let zone = name.trim_end_matches("/name");
+            let of = |file: &str| {
+                let why = || {
+                    format!(
+                        "{file} of {} cannot be read; root may read it",
+                        zone.rsplit('/').next().unwrap_or(zone)
+                    )
+                };
+                number(&format!("{zone}/{file}")).ok_or_else(why)
+            };
+            Ok([of("energy_uj")?, of("max_energy_range_uj")?])
+        };
+        // The energy of some of the processors would be taken for that of all.
+        let energies: Result<Vec<_>, String> =
+            zones.filter(|name| texts[*name].starts_with("package")).map(energy).collect();
+        let is_any = |all: &Vec<_>| !all.is_empty();
+        Reading {
+            busy_s: texts.get("stat").and_then(|stat| background_load::busy(stat)),
+            mhz: (!khz.is_empty()).then(|| khz.iter().sum::<f64>() / khz.len() as f64 / 1e3),
+            energies: energies.and_then(|all| {
+                Some(all).filter(is_any).ok_or_else(|| "no /sys/class/powercap/intel-rapl:0".to_owned())
+            }),
+        }
+    }
+
+    /// Joules of all processors since an earlier look.
+    fn joules_since(&self, before: &Reading) -> Option<f64> {
+        let (Ok(before), Ok(after)) = (&before.energies, &self.energies) else { return None };
+        let grown = before.iter().zip(after).map(|([before, _], [after, range])| {
+            let grown = after - before;
+            if grown < 0.0 { grown + range } else { grown }
+        });
+        (before.len() == after.len()).then(|| grown.sum::<f64>() / 1e6)
+    }
+}
+
+/// The names that are `FIRST`, a number and `LAST`.
+fn numbered<'a>(texts: &'a Texts, first: &'a str, last: &'a str) -> impl Iterator<Item = &'a str> {
+    let is_one = move |name: &&str| {
+        let number = name.strip_prefix(first).and_then(|rest| rest.strip_suffix(last));
+        number.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
+    };
+    texts.keys().map(String::as_str).filter(is_one)
 }
 
 /// What the thread has read.
@@ -114,6 +174,8 @@ struct Readings {
     mhz: Vec<f64>,
     watts: Vec<f64>,
     joules: Option<f64>,
+    /// Why there is no energy, if there is none.
+    why_no_energy: String,
     /// CPU time of the thread itself.
     own_ms: Option<f64>,
 }
@@ -123,17 +185,16 @@ struct Readings {
 pub struct MachineSampler {
     over: Sender<()>,
     thread: JoinHandle<Readings>,
-    files: Files,
 }
 
 impl MachineSampler {
     /// Reads from now on. The first reading within a point is after half of its `seconds`, so that a short one has one.
-    pub fn start(files: &Files, seconds: f64) -> Result<MachineSampler> {
+    pub fn start(machine: &Machine, seconds: f64) -> Result<MachineSampler> {
         let (over, is_over) = channel();
-        let own = files.clone();
+        let machine = machine.clone();
         let first = APART.min(Duration::try_from_secs_f64(seconds / 2.0).unwrap_or(APART));
         let reads = move || {
-            let mut state = State::new(&own);
+            let mut state = State::new(&machine);
             let mut wait = first;
             loop {
                 // The owner drops its end, or says that the point is over.
@@ -146,11 +207,7 @@ impl MachineSampler {
             }
         };
         let thread = std::thread::Builder::new().name("samples".into()).spawn(reads);
-        Ok(MachineSampler {
-            over,
-            thread: thread.context("starting the thread of samples")?,
-            files: files.clone(),
-        })
+        Ok(MachineSampler { over, thread: thread.context("starting the thread of samples")? })
     }
 
     /// Ends it, and puts what it has read into the point's samples.
@@ -163,7 +220,7 @@ impl MachineSampler {
         for (name, readings, why) in [
             ("cpu_cores", &readings.cores, "/proc/stat does not say"),
             ("cpu_mhz", &readings.mhz, "no cpufreq below /sys/devices/system/cpu"),
-            ("cpu_watts", &readings.watts, &*self.files.why_no_energy),
+            ("cpu_watts", &readings.watts, &*readings.why_no_energy),
         ] {
             samples.gauge_or(name, readings, why);
         }
@@ -172,44 +229,44 @@ impl MachineSampler {
     }
 }
 
-/// Readings, and the counters that the next rates begin from.
+/// Readings, and the look that the next rates begin from.
 struct State<'a> {
-    files: &'a Files,
+    machine: &'a Machine,
     since: Instant,
-    busy_s: Option<f64>,
-    energy_uj: Vec<Option<f64>>,
+    last: Reading,
     readings: Readings,
 }
 
 impl State<'_> {
-    fn new(files: &Files) -> State<'_> {
-        let (busy_s, energy_uj) = (files.busy_s(), files.energy_uj());
-        State { files, since: Instant::now(), busy_s, energy_uj, readings: Readings::default() }
+    fn new(machine: &Machine) -> State<'_> {
+        let last = machine.read();
+        let why_no_energy = last.energies.as_ref().err().cloned().unwrap_or_default();
+        let readings = Readings { why_no_energy, ..Readings::default() };
+        State { machine, since: Instant::now(), last, readings }
     }
 
     /// Reads gauges while the point is measured, and rates over no less than half a second, unless the point itself is shorter.
     fn read(&mut self, is_over: bool) {
         let seconds = self.since.elapsed();
+        let now = self.machine.read();
         if !is_over || self.readings.mhz.is_empty() {
-            self.readings.mhz.extend(self.files.mhz());
+            self.readings.mhz.extend(now.mhz);
         }
         let is_short = self.readings.cores.is_empty() && self.readings.watts.is_empty();
+        let joules = now.joules_since(&self.last);
         if seconds < LEAST && !(is_over && is_short) {
             // Its energy counts, though not as a rate.
             if is_over {
-                let energy_uj = self.files.energy_uj();
-                self.add(self.files.joules(&self.energy_uj, &energy_uj));
+                self.add(joules);
             }
             return;
         }
-        let (busy_s, energy_uj) = (self.files.busy_s(), self.files.energy_uj());
         let seconds = seconds.as_secs_f64().max(1e-3);
-        let cores = busy_s.zip(self.busy_s).map(|(now, before)| ((now - before) / seconds).max(0.0));
+        let cores = now.busy_s.zip(self.last.busy_s).map(|(now, before)| ((now - before) / seconds).max(0.0));
         self.readings.cores.extend(cores);
-        let joules = self.files.joules(&self.energy_uj, &energy_uj);
         self.readings.watts.extend(joules.map(|joules| joules / seconds));
         self.add(joules);
-        (self.since, self.busy_s, self.energy_uj) = (Instant::now(), busy_s, energy_uj);
+        (self.since, self.last) = (Instant::now(), now);
     }
 
     fn add(&mut self, joules: Option<f64>) {
@@ -260,13 +317,9 @@ mod tests {
     #[test]
     fn cores_frequency_and_energy_are_read_from_files_and_a_counter_that_begins_again_counts_on() {
         let root = fake("read");
-        let files = Files::find(&root);
-        assert_eq!(
-            (files.frequencies.len(), files.energies.len()),
-            (2, 2),
-            "subzones and the platform count no more"
-        );
-        let mut state = State::new(&files);
+        let here = Machine::Here(root.clone());
+        let mut state = State::new(&here);
+        assert_eq!(state.last.energies, Ok(vec![[1e6, 5e6]; 2]), "subzones and the platform count no more");
         state.since -= Duration::from_secs(2);
         fs::write(root.join("proc/stat"), "cpu  300 0 100 5000 0 0 0 0 0 0\n").unwrap();
         fs::write(root.join("sys/class/powercap/intel-rapl:0/energy_uj"), "4000000\n").unwrap();
@@ -287,20 +340,38 @@ mod tests {
         fs::remove_dir_all(root.join("sys/devices")).unwrap();
         fs::remove_file(root.join("sys/class/powercap/intel-rapl:0/energy_uj")).unwrap();
         let mut samples = Samples::default();
-        MachineSampler::start(&Files::find(&root), 0.02).unwrap().end(&mut samples);
+        MachineSampler::start(&Machine::Here(root.clone()), 0.02).unwrap().end(&mut samples);
         assert_eq!(samples.gauges.keys().collect::<Vec<_>>(), ["cpu_cores"], "{samples:?}");
         let why = &samples.absent["cpu_watts"];
-        assert!(why.starts_with("energy_uj of intel-rapl:0 cannot be read: No such file"), "{why}");
+        assert!(why.starts_with("energy_uj of intel-rapl:0 cannot be read; "), "{why}");
         assert!(samples.absent["cpu_mhz"].starts_with("no cpufreq"), "{samples:?}");
         fs::remove_dir_all(&root).unwrap();
-        assert_eq!(Files::find(&root).why_no_energy, "no /sys/class/powercap/intel-rapl:0");
+        let why = Machine::Here(root).read().energies.unwrap_err();
+        assert_eq!(why, "no /sys/class/powercap/intel-rapl:0");
+    }
+
+    /// The processes' file system is the machine's own.
+    #[test]
+    fn the_shell_of_a_host_reads_the_same_files() {
+        let root = fake("there");
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", READER, "sh"]).arg(root.join("sys"));
+        let mut reader = JsonProgram::start(&mut shell, &root.join("log")).unwrap();
+        reader.json("ready", WAIT).unwrap();
+        let there = Machine::There(Arc::new(Mutex::new(Ok(reader))));
+        let (here, there) = (Machine::Here(root.clone()).read(), there.read());
+        assert_eq!((there.mhz, &there.energies), (Some(2000.0), &here.energies));
+        assert!(there.busy_s > Some(0.0) && here.energies.is_ok());
+        let gone = Machine::There(Arc::new(Mutex::new(Err("gone".into())))).read();
+        assert_eq!((gone.mhz, gone.energies), (None, Err("gone".into())));
+        fs::remove_dir_all(root).unwrap();
     }
 
     #[test]
     fn a_short_point_has_a_reading_and_says_what_sampling_took() {
         let root = fake("short");
         let mut samples = Samples::default();
-        MachineSampler::start(&Files::find(&root), 0.02).unwrap().end(&mut samples);
+        MachineSampler::start(&Machine::Here(root.clone()), 0.02).unwrap().end(&mut samples);
         assert_eq!(samples.gauges["cpu_mhz"], [2000.0; 3]);
         assert_eq!((samples.gauges["cpu_watts"], samples.counts["cpu_joules"]), ([0.0; 3], 0.0));
         let own_ms = samples.counts["sampling_cpu_ms"];

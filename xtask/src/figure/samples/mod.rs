@@ -28,11 +28,11 @@ mod nodes;
 
 pub use gpu::Gpu;
 use hook::Hook;
-use machine::{Files, MachineSampler};
+use machine::{Machine, MachineSampler};
 use nic::Counters;
 pub use nodes::BetweenNodes;
 
-/// Why nothing of this machine is sampled.
+/// Why the programs' use is not known.
 const ELSEWHERE: &str = "both ends run on other hosts";
 
 /// `--counters-hook` of this command.
@@ -78,7 +78,7 @@ pub fn measure_beside(
 /// A bench whose points carry samples.
 pub struct Sampled<'a> {
     bench: &'a mut dyn Bench,
-    files: Files,
+    machine: Machine,
     gpu: Gpu,
     nic: Counters,
     hook: Option<Hook>,
@@ -102,7 +102,7 @@ impl Sampled<'_> {
             _ => Counters::Software(counters_file(&how.out)),
         };
         let hook = HOOK.get().map(|command| Hook::tried(command)).transpose()?;
-        Ok(Sampled { bench, files: Files::find(root), gpu, nic, hook })
+        Ok(Sampled { bench, machine: Machine::Here(root.to_owned()), gpu, nic, hook })
     }
 }
 
@@ -120,7 +120,7 @@ impl Bench for Sampled<'_> {
         let mut samples = Samples::default();
         let gpu_begins = self.gpu.begin();
         let (since, used) = (Instant::now(), ProgramTime::now(&self.gpu.processes()));
-        let watch = MachineSampler::start(&self.files, seconds)?;
+        let watch = MachineSampler::start(&self.machine, seconds)?;
         let measured = self.bench.measure(key, seconds);
         watch.end(&mut samples);
         let cores = used.cores(&ProgramTime::now(&self.gpu.processes()), since.elapsed().as_secs_f64());
@@ -129,7 +129,7 @@ impl Bench for Sampled<'_> {
         samples.gauge("programs_cores", &[cores]);
         if !self.bench.is_here() {
             // They would be of a machine that only waits.
-            samples = Samples::without("machine", ELSEWHERE);
+            samples = Samples::without("programs_cores", ELSEWHERE);
         }
         samples.extend(self.nic.grown(&nic));
         // Programs on other hosts are no children of this process.
@@ -188,7 +188,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("xtask-sampled-none-{}", process::id()));
         let mut sampled = Sampled {
             bench: &mut shell,
-            files: Files::find(&root),
+            machine: Machine::Here(root),
             gpu: Gpu::of_run(false),
             nic: Counters::Absent("no NIC has a part in the run".into()),
             hook: Some(Hook::tried(hook).unwrap()),
@@ -235,7 +235,7 @@ mod tests {
 
         fn measure(&mut self, _: &Key, _: f64) -> Result<Point> {
             let mut samples = Samples::default();
-            samples.gauge("programs_cores", &[1.5]);
+            samples.gauge("sender.cpu_cores", &[1.5]);
             samples.counts.insert("nic.cqes".into(), 3.0);
             Ok(Point { samples: Some(samples), ..example("cpu-shim", 64) })
         }
@@ -257,8 +257,8 @@ mod tests {
         let mut sampled = Sampled::new(&mut on_hosts, &how, &provenance, Gpu::of_run(false)).unwrap();
         let samples = sampled.measure(&key, 0.01).unwrap().samples.unwrap();
         let mut read_there =
-            Samples { absent: [("machine".into(), ELSEWHERE.into())].into(), ..Samples::default() };
-        read_there.gauge("programs_cores", &[1.5]);
+            Samples { absent: [("programs_cores".into(), ELSEWHERE.into())].into(), ..Samples::default() };
+        read_there.gauge("sender.cpu_cores", &[1.5]);
         read_there.counts.insert("nic.cqes".into(), 3.0);
         assert_eq!(samples, read_there);
     }

@@ -13,6 +13,8 @@ use experiment::point::{Key, Point};
 use experiment::run::Bench;
 use serde_json::json;
 
+use super::gpu::Gpu;
+use super::machine::{Machine, MachineSampler};
 use super::nic::{Line, differences};
 use crate::figure::nodes::Nodes;
 use crate::process::{JsonProgram, WAIT};
@@ -57,6 +59,10 @@ type Read = (BTreeMap<String, f64>, BTreeMap<String, String>);
 pub struct BetweenNodes<'a> {
     bench: &'a mut dyn Bench,
     on_nodes: OnNodes<'a>,
+    /// The hosts, by what runs there; none where they are this machine, which is sampled anyway.
+    machines: Vec<(&'static str, Machine)>,
+    /// The first host's GPU, where it has a part in the run and is not this machine's.
+    gpu: Option<Gpu>,
     logs: &'a Path,
 }
 
@@ -68,7 +74,17 @@ impl BetweenNodes<'_> {
         stands: bool,
         logs: &'a Path,
     ) -> Result<BetweenNodes<'a>> {
-        Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, logs })
+        let of = |(host, end)| {
+            Ok((end, Machine::on(host, &logs.join(format!("machine-{end}.log"))).context(host.name.clone())?))
+        };
+        let hosts = nodes.hosts().iter().zip(nodes.ends()).filter(|_| !nodes.are_here());
+        let machines = hosts.map(of).collect::<Result<_>>()?;
+        Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, machines, gpu: None, logs })
+    }
+
+    /// With readings of the first host's GPU.
+    pub fn with_gpu(self, gpu: Option<Gpu>) -> Self {
+        BetweenNodes { gpu, ..self }
     }
 }
 
@@ -84,11 +100,30 @@ impl Bench for BetweenNodes<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let nodes = self.on_nodes.nodes;
         let (begin, others) = (self.on_nodes.begin(), nodes.others());
+        let start = |(end, machine): &(_, Machine)| Ok((*end, MachineSampler::start(machine, seconds)?));
+        let samplers = self.machines.iter().map(start).collect::<Result<Vec<(&str, _)>>>()?;
+        let gpu = self.gpu.as_ref().map(|gpu| (gpu, gpu.begin()));
         let measured = self.bench.measure(key, seconds);
+        let mut samples = Samples::default();
+        if let Some((gpu, begin)) = gpu {
+            let mut own = Samples::default();
+            gpu.end(begin, &mut own);
+            // That of a login.
+            own.counts.remove("nvidia_smi_cpu_ms");
+            samples.extend(own.of(nodes.ends()[0]));
+        }
+        for (end, sampler) in samplers {
+            let mut own = Samples::default();
+            sampler.end(&mut own);
+            // That is this machine's.
+            own.counts.remove("sampling_cpu_ms");
+            samples.extend(own.of(end));
+        }
         let others = others.and_then(|others| others());
         let mut point = measured
             .with_context(|| format!("{} (see the logs in {})", nodes.in_words(), self.logs.display()))?;
-        (point.others, point.samples) = (others, Some(self.on_nodes.end(&begin)));
+        samples.extend(self.on_nodes.end(&begin));
+        (point.others, point.samples) = (others, Some(samples));
         Ok(point)
     }
 }

@@ -16,6 +16,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::started::{ReadHost, Started};
+use crate::figure::all;
 use crate::figure::app;
 use crate::figure::chosen_nic;
 use crate::figure::judged::judged;
@@ -101,8 +102,8 @@ pub struct ServerFigure {
     _locked: Option<resume::Locked>,
 }
 
-/// What a dry run says, of an experiment, how it is measured, on which NIC and by which machine.
-pub type DryRun = fn(&Experiment, &resume::Options, &str, Machine) -> Result<String>;
+/// What a dry run says of an experiment.
+pub type DryRun = fn(&Experiment, &Options) -> Result<String>;
 
 impl ServerFigure {
     /// Checks what the user can mend, and builds the programs; `None`: a dry run, which is said.
@@ -114,10 +115,9 @@ impl ServerFigure {
         let (how, place) = (options.how(experiment), options.place());
         chosen_nic::prepare(&mut experiment.spec, options)?;
         let (spec, name) = (&experiment.spec, &experiment.spec.name);
-        let machine = options.machine.unwrap_or_default();
+        let machine = options.machine();
         if options.dry_run {
-            let nic = options.nic.as_deref().unwrap_or(place.nic_in_words());
-            say!("{}", dry_run(experiment, &how, nic, machine)?);
+            say!("{}", dry_run(experiment, options)?);
             return Ok(None);
         }
         if let Some(device) = &options.nic {
@@ -241,12 +241,14 @@ pub struct ServerBench<'a> {
     nic: Nic,
     /// What reads processes on the hosts of both ends, where those are nodes.
     hosts: Option<[Arc<ReadHost>; 2]>,
+    /// Readings of the server's GPU, where that is another host's.
+    gpu_there: Option<Gpu>,
 }
 
 impl ServerBench<'_> {
     /// On this NIC. Error: it is not there, or its host lacks the GPU.
     pub fn of<'a>(figure: &'a ServerFigure, spec: &'a Spec, nic: Nic) -> Result<ServerBench<'a>> {
-        let (mut gpu, mut hosts) = (figure.here.clone(), None);
+        let (mut gpu, mut hosts, mut gpu_there) = (figure.here.clone(), None, None);
         if let Nic::Nodes(nodes) = &nic {
             let start = |end: usize| {
                 ReadHost::start(&nodes.hosts()[end], &figure.log(&format!("processes-{}", ENDS[end])))
@@ -254,9 +256,18 @@ impl ServerBench<'_> {
             hosts = Some([start(SERVER)?, start(CLIENT)?]);
             if figure.machine == Machine::Gpu {
                 let host = &nodes.hosts()[SERVER];
-                let said = output(&mut host.command(&[host.file("bin/gpu-probe"), "--json".into()])?, WAIT);
+                // Our end of ssh may be gone: it ends there by itself.
+                let probe = ["timeout", &WAIT.as_secs().to_string(), &host.file("bin/gpu-probe"), "--json"];
+                let said = output(&mut host.command(&probe)?, WAIT);
                 gpu = GpuMachine::read(&said.with_context(|| format!("asking {} for its GPU", host.name))?)?;
-                has_gpu(&gpu, &spec.name, &format!("on {}", host.name))?;
+                let place = format!("on {}", host.name);
+                has_gpu(&gpu, &spec.name, &place).inspect_err(|_| {
+                    let why = format!("no GPU {place} ({})", gpu.why_none());
+                    let _ = files::write(&all::no_gpu_log(&figure.how.out), &why);
+                })?;
+                if !nodes.are_here() {
+                    gpu_there = Some(Gpu::on(host, gpu.bus().as_deref())?);
+                }
             }
         }
         let mut provenance = match &nic {
@@ -285,7 +296,7 @@ impl ServerBench<'_> {
             provenance.gpu = Label::Emulated;
             say!("the host twin stands in the GPU's place: the label says so, and no claim is judged");
         }
-        Ok(ServerBench { figure, spec, provenance, nic, hosts })
+        Ok(ServerBench { figure, spec, provenance, nic, hosts, gpu_there })
     }
 
     /// Whether both ends run on hosts that are reached by ssh.
@@ -312,7 +323,8 @@ impl ServerBench<'_> {
         };
         match &self.nic {
             Nic::Nodes(nodes) => {
-                measure(&mut BetweenNodes::start(points, nodes, false, &how.out.join("logs"))?)
+                let (logs, gpu) = (how.out.join("logs"), self.gpu_there.clone());
+                measure(&mut BetweenNodes::start(points, nodes, false, &logs)?.with_gpu(gpu))
             }
             _ => measure(points),
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
-use experiment::{Experiment, Spec, resume};
+use experiment::{Experiment, Spec};
 use serde_json::{Value, json};
 
 use super::bench::{
@@ -221,8 +221,8 @@ fn fill(point: &mut Point, clients: &[HeardClient], looks: &[(f64, ProcessSnapsh
 }
 
 /// What would be measured and judged (INV-10).
-fn dry_run(experiment: &Experiment, how: &resume::Options, nic: &str, machine: Machine) -> Result<String> {
-    let spec = &experiment.spec;
+fn dry_run(experiment: &Experiment, options: &Options) -> Result<String> {
+    let (spec, how, machine) = (&experiment.spec, options.how(experiment), options.machine());
     let grid = spec.grid(how.extent);
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
@@ -233,7 +233,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, nic: &str, machine: M
             grid.repeat,
             grid.seconds
         ),
-        format!("nic: {nic}; machine: {}", machine.name()),
+        format!("nic: {}; machine: {}", options.nic_in_words(), machine.name()),
         format!("results: {}", how.out.display()),
     ];
     for series in &grid.series {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Grid};
-use experiment::{Experiment, Spec, resume, table};
+use experiment::{Experiment, Spec, table};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -110,6 +110,13 @@ fn execute(experiment: &Experiment, figure: &ServerFigure, gpu: Gpu) -> Result<(
     figure.on_nic(spec, &models, &|bench| execute_on(bench, experiment, (&grid, &left_out), gpu.clone()))
 }
 
+/// Takes what is not measured between hosts out of a grid: which series.
+fn left_out_of_nodes(grid: &mut Grid) -> Vec<String> {
+    let is_steals = |series: &str| Line::of(series).is_ok_and(|line| line.sleep == STEALS);
+    say!("left out: woken_ms, stopped_ms (a signal by ssh takes longer than what they time)");
+    bench::leave_out(grid, &is_steals, "the profiler runs on this machine, and not beside the server")
+}
+
 /// Measures and reports what is kept of the grid.
 fn execute_on(
     bench: &ServerBench<'_>,
@@ -119,10 +126,7 @@ fn execute_on(
 ) -> Result<()> {
     let (mut grid, mut left_out) = (grid.clone(), left_out.to_vec());
     if bench.is_on_nodes() {
-        let is_steals = |series: &str| Line::of(series).is_ok_and(|line| line.sleep == STEALS);
-        let why = "the profiler runs on this machine, and not beside the server";
-        left_out.extend(bench::leave_out(&mut grid, &is_steals, why));
-        say!("left out: woken_ms, stopped_ms (a signal by ssh takes longer than what they time)");
+        left_out.extend(left_out_of_nodes(&mut grid));
     }
     let mut points = Served { bench, gpu: gpu.clone() };
     let earlier = bench.measure(experiment, &grid, gpu, &mut points)?;
@@ -306,9 +310,12 @@ fn last_look(watch: &ProcessSampler, limit: Duration, mut last: ProcessSnapshot)
 }
 
 /// What would be measured, drawn and judged (INV-10).
-fn dry_run(experiment: &Experiment, how: &resume::Options, nic: &str, machine: Machine) -> Result<String> {
-    let spec = &experiment.spec;
-    let (grid, left_out) = grid(spec, how.extent, machine);
+fn dry_run(experiment: &Experiment, options: &Options) -> Result<String> {
+    let (spec, how, machine) = (&experiment.spec, options.how(experiment), options.machine());
+    let (mut grid, mut left_out) = grid(spec, how.extent, machine);
+    if options.on_nodes().is_some() {
+        left_out.extend(left_out_of_nodes(&mut grid));
+    }
     let of = |series: &String| grid.seconds_of(series);
     let all: f64 = grid.keys().iter().map(|key| of(&key.series)).sum();
     let mut lines = vec![
@@ -320,7 +327,11 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, nic: &str, machine: M
             grid.repeat,
             all
         ),
-        format!("nic: {nic}; a software NIC's threads are counted apart; machine: {}", machine.name()),
+        format!(
+            "nic: {}; a software NIC's threads are counted apart; machine: {}",
+            options.nic_in_words(),
+            machine.name()
+        ),
         format!("results: {}", how.out.display()),
     ];
     for series in &grid.series {

@@ -4,11 +4,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use experiment::resume;
 use measure::{Label, Provenance};
 
 use super::*;
 use crate::figure::nic::Nic;
 use crate::figure::nodes::Nodes;
+use crate::figure::place::Place;
 use crate::process::script;
 use crate::testbed::hosts;
 use crate::workspace::root;
@@ -23,6 +25,11 @@ exec "$@"
 /// `generator probe`
 const GENERATOR: &str = r#"#!/bin/sh
 echo '{"kind":"probe","libraries":{"libmlx5":"1.24.44.0"},"devices":[{"name":"mlx5_0"},{"name":"mlx5_3","firmware":"28.1"}]}'
+"#;
+const PROBE: &str = r#"#!/bin/sh
+[ "$*" = --json ] && [ $(cat /proc/$PPID/comm) = timeout ] &&
+    exec echo '{"gpus":[{"name":"A","arch":"sm_80","bus":"0"}],"missing":[]}'
+mj=7; while [ "$*" = "--energy 0" ] && read -r asked; do mj=$((mj+2500)); echo "{\"kind\":\"answer\",\"energy_mj\":$mj}"; done
 "#;
 /// Works all the time where it is told to spin, and ends by SIGTERM. The client waits until it has worked for 0.4 s.
 const SERVER: &str = r#"#!/bin/sh
@@ -233,6 +240,7 @@ fn a_run_goes_on_whose_series_have_times_of_their_own() {
     }
     let seconds: Vec<f64> = stage.points().iter().map(|point| point.seconds).collect();
     assert_eq!(seconds, [0.5, 5.0]);
+    assert!(stage.points().iter().all(|point| point.took_s > Some(0.0)), "{:?}", stage.points());
 }
 
 #[test]
@@ -277,9 +285,12 @@ fn between_hosts_each_end_has_its_own_files_and_the_servers_threads_are_read_the
     let probe = stage.0.join("gpu-probe");
     script(&probe, "#!/bin/sh\necho '{\"gpus\":[],\"missing\":[\"no CUDA driver\"]}'\n");
     let error = stage.run_on(nodes(), Machine::Gpu).unwrap_err();
+    let log = fs::read_to_string(stage.0.join("out/logs/no-gpu.log")).unwrap();
+    assert_eq!(log, "no GPU on a (no CUDA driver)");
     let words = "fig7: no GPU on a: no CUDA driver; --machine twin tries the command";
     assert!(error.is::<crate::refused::Refused>() && error.to_string().starts_with(words), "{error:#}");
-    script(&probe, "#!/bin/sh\necho '{\"gpus\":[{\"name\":\"A\",\"arch\":\"sm_80\"}],\"missing\":[]}'\n");
+    // It is asked by what ends it there, but for the energy.
+    script(&probe, PROBE);
     stage.run_on(nodes(), Machine::Gpu).unwrap();
     for (end, program) in [("server", "a/bin/inference-server"), ("client", "b/bin/doorbell-client")] {
         let started = fs::read_to_string(stage.0.join(format!("{end}-program"))).unwrap();
@@ -311,7 +322,13 @@ fn between_hosts_each_end_has_its_own_files_and_the_servers_threads_are_read_the
     assert_eq!(counters["turnarounds"], 7);
     bench::end(&mut server).unwrap();
     let samples = point.samples.unwrap();
-    assert!(samples.absent.contains_key("machine") && !samples.absent.contains_key("nic"), "{samples:?}");
+    assert!(
+        samples.absent.contains_key("programs_cores") && !samples.absent.contains_key("nic"),
+        "{samples:?}"
+    );
+    assert_eq!(samples.counts["server.gpu_joules"], 2.5);
+    assert!(samples.absent["server.gpu_watts"].starts_with("nvidia-smi said no number"), "{samples:?}");
+    assert!(["server.cpu_cores", "client.cpu_cores"].iter().all(|name| samples.gauges.contains_key(*name)));
 }
 
 #[test]
@@ -357,15 +374,14 @@ fn what_goes_wrong_is_named_with_its_log() {
 #[test]
 fn a_dry_run_says_lines_models_and_times() {
     let experiment = fig7();
-    let of = |extent, machine| {
-        dry_run(&experiment, &how(PathBuf::from("out"), extent), "mlx5_7", machine).unwrap()
-    };
-    let whole = of(Extent::Normal, Machine::Gpu);
+    let of = |options: &Options| dry_run(&experiment, options).unwrap();
+    let whole = of(&Options { nic: Some("mlx5_7".into()), ..Options::default() });
     for words in [
         "37 points: 9 series × 5 repetitions at most, 1405 s of serving",
         "--mode gpu-while --machine gpu --sleep event --model squeezenet-1.1",
         "--mode gpu-persistent --machine gpu --sleep event --model super-resolution-x1",
         "gpu-event-squeezenet-1.1, 60 s",
+        "nic: mlx5_7;",
         "gpu-spin-super-resolution-x1, 30 s",
         "--sleep block",
         "--seconds 61",
@@ -374,7 +390,11 @@ fn a_dry_run_says_lines_models_and_times() {
     ] {
         assert!(whole.contains(words), "{words}: {whole}");
     }
-    let quick = of(Extent::Quick, Machine::Twin);
+    let between = of(&Options { place: Some(Place::Netns), ..Options::default() });
+    for words in ["32 points: 8 series", "left out: gpu-steals-squeezenet-1.1\n"] {
+        assert!(between.contains(words), "{words}: {between}");
+    }
+    let quick = of(&Options { quick: true, machine: Some(Machine::Twin), ..Options::default() });
     for words in [
         "1 points: 1 series × 1 repetitions at most, 5 s",
         "left out: gpu-block",

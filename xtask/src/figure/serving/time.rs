@@ -11,7 +11,7 @@ use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Grid};
 use experiment::statistics::median;
-use experiment::{Experiment, Spec, resume};
+use experiment::{Experiment, Spec};
 use measure::{Label, json_lines};
 use serde_json::{Value, json};
 
@@ -68,6 +68,9 @@ impl Load {
 
 /// The variant whose requests arrive by flag writes.
 const FLAG: &str = "flag";
+
+/// Requests that are due on average in the time of a load, at least: a twin on a busy machine serves one a second.
+const ARRIVALS: f64 = 4.0;
 
 /// A series taken apart.
 struct Line<'a> {
@@ -197,6 +200,11 @@ fn is_flag(series: &str) -> bool {
     Line::of(series).is_ok_and(|line| line.variant == Some(FLAG))
 }
 
+/// Takes what a card does not measure out of a grid: which series.
+fn left_out_of_card(grid: &mut Grid) -> Vec<String> {
+    bench::leave_out(grid, &is_flag, "a card does not count the time from a request to its answer")
+}
+
 /// Measures and reports what is kept of the grid.
 fn execute_on(
     bench: &ServerBench<'_>,
@@ -205,8 +213,7 @@ fn execute_on(
 ) -> Result<()> {
     let (mut grid, mut left_out) = (grid.clone(), left_out.to_vec());
     if bench.is_card() {
-        let why = "a card does not count the time from a request to its answer";
-        left_out.extend(bench::leave_out(&mut grid, &is_flag, why));
+        left_out.extend(left_out_of_card(&mut grid));
     }
     let mut points = Timed { bench, keys: grid.keys() };
     let earlier = bench.measure(experiment, &grid, bench.figure.gpu(), &mut points)?;
@@ -251,7 +258,9 @@ impl run::Bench for Timed<'_> {
                 Load::Full | Load::One => 0.0,
                 load => share(self.bench.spec, &key.series, load.name())?,
             };
-            let run = self.client(key, load, &address, [seconds, share * runs_per_s])?;
+            let rate = share * runs_per_s;
+            let least = if rate > 0.0 { (ARRIVALS / rate).min(SILENCE.as_secs_f64()) } else { 0.0 };
+            let run = self.client(key, load, &address, [seconds.max(least), rate])?;
             let traced = server.program.json_of(&["traced"], SILENCE).context("the server")?;
             fill(&mut point, load, &run, &traced)?;
             took.push((load, run["seconds"].as_f64().unwrap_or_default()));
@@ -466,9 +475,12 @@ impl Timed<'_> {
 }
 
 /// What would be measured, drawn and judged (INV-10).
-fn dry_run(experiment: &Experiment, how: &resume::Options, nic: &str, machine: Machine) -> Result<String> {
-    let spec = &experiment.spec;
-    let (grid, left_out) = grid(spec, how.extent);
+fn dry_run(experiment: &Experiment, options: &Options) -> Result<String> {
+    let (spec, how, machine) = (&experiment.spec, options.how(experiment), options.machine());
+    let (mut grid, mut left_out) = grid(spec, how.extent);
+    if options.nic.is_some() {
+        left_out.extend(left_out_of_card(&mut grid));
+    }
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
         format!(
@@ -478,7 +490,7 @@ fn dry_run(experiment: &Experiment, how: &resume::Options, nic: &str, machine: M
             grid.repeat,
             grid.seconds
         ),
-        format!("nic: {nic}; machine: {}", machine.name()),
+        format!("nic: {}; machine: {}", options.nic_in_words(), machine.name()),
         format!("results: {}", how.out.display()),
     ];
     for series in &grid.series {
