@@ -1,5 +1,6 @@
-//! `tidy large`: nothing fetched or dumped gets into git. `tidy sizes`: no file is long; in the NIC no
-//! function is long, no structure wide. `tidy --report`: today's measures of the style card; none can fail.
+//! `tidy large`: nothing that is fetched or dumped gets into git. `tidy sizes`: no file is long, no comment is
+//! wider than code, and in the NIC no function is long and no structure wide. And `tidy --report`: today's
+//! measures of the style card, none of which can fail.
 
 use std::collections::BTreeMap;
 
@@ -8,6 +9,8 @@ use crate::workspace::{LARGE, Tree};
 
 /// Longest file that is not suspected of hiding a second unit, tests included.
 const LONG: usize = 600;
+/// Columns of a comment, as `max_width` in rustfmt.toml bounds code.
+const COLUMNS: usize = 110;
 /// Longest function of the NIC, tests included.
 const LONG_FUNCTION: usize = 80;
 /// Most public fields of a structure of the NIC.
@@ -38,9 +41,26 @@ pub fn large(tree: &Tree) -> Vec<String> {
     tree.large().iter().map(tell).collect()
 }
 
-/// Files, functions and structures above their size.
+/// Comments of Rust, C and CUDA sources that are wider than code may be.
+fn wide_comments(tree: &Tree) -> impl Iterator<Item = String> {
+    let sources = tree.files().filter(|(path, text)| {
+        [".rs", ".h", ".cu"].iter().any(|end| path.ends_with(end)) && !is_generated(path, text)
+    });
+    sources.flat_map(|(path, text)| {
+        let code = source::code(text);
+        let wide = text.lines().zip(code.lines()).enumerate().filter_map(|(at, (line, code))| {
+            let begins = ["//", "/*", "* "].iter().any(|begin| line.trim_start().starts_with(begin));
+            let columns = if begins && code.trim().is_empty() { line.chars().count() } else { 0 };
+            (columns > COLUMNS)
+                .then(|| format!("{path}:{}: a comment of {columns} columns, {COLUMNS} at most", at + 1))
+        });
+        wide.collect::<Vec<_>>()
+    })
+}
+
+/// Files, comments, functions and structures above their size.
 pub fn check(tree: &Tree) -> Vec<String> {
-    let mut violations = Vec::new();
+    let mut violations: Vec<String> = wide_comments(tree).collect();
     let mut wide = Vec::new();
     for (path, text) in tree.rust().filter(|(path, text)| !is_generated(path, text)) {
         let lines = text.lines().count();
@@ -227,6 +247,10 @@ mod tests {
             ("crates/roce/src/a.rs", &nic),
             ("crates/roce/tests/it/a.rs", &nic),
             ("crates/gpu/src/a.rs", &nic),
+            (
+                "crates/gpu/kernels/b.cu",
+                &format!("/* {}\n * {}\n */\nint {};\n", "µ".repeat(107), "µ".repeat(108), "x".repeat(200)),
+            ),
             ("crates/gpu/src/fits.rs", &fits),
             ("crates/gpu/tests/long.rs", &long),
             ("crates/gpu/src/generated/long.rs", &long),
@@ -234,6 +258,7 @@ mod tests {
             ("crates/soft-nic/src/rdma_cm/ids.rs", "pub struct Id {\n    pub a: u8,\n}\n"),
         ]);
         let wanted = [
+            "crates/gpu/kernels/b.cu:2: a comment of 111 columns, 110 at most",
             "crates/gpu/tests/long.rs: 601 lines, 600 at most: take a unit out of it",
             "crates/roce/src/a.rs:89: fn long has 81 lines, 80 at most",
             "crates/roce/src/a.rs:198: struct Wide has 13 public fields, 12 at most",
