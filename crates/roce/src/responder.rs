@@ -6,8 +6,8 @@
 //! Left out: end-to-end credits, path migration, shared receive queues' «no error on a datagram too long».
 //!
 //! All checks fall on a message's first packet, which also takes a SEND's receive; later packets must
-//! continue it exactly. Here is the state; `requests` makes requests of packets and checks them, `reliable` has RC's
-//! sequence and duplicates, `unreliable` UC and UD, `execution` work and errors, `responses` what is sent.
+//! continue it exactly. Here is the state; `requests` makes and checks requests, `reliable` has RC's sequence
+//! and duplicates, `unreliable` UC and UD, `execution` work and errors, `responses` what is sent.
 
 mod executed;
 mod execution;

@@ -1,4 +1,4 @@
-//! The connections of a manager by their names: opened, found, told, removed; their MADs, timers and listeners.
+//! The connections of a manager by their names: opened, found, told, removed; MADs, timers and listeners.
 
 use super::*;
 

@@ -19,7 +19,7 @@ pub struct Wakes {
 }
 
 impl Wakes {
-    /// Prints them and whether their median keeps the aim. One is to be in time: others may have the processor.
+    /// Prints them and whether their median keeps the aim. One must: others may have the processor.
     pub fn judge(mut self, what: &str) {
         self.took.sort_unstable();
         let is_kept = self.took[self.took.len() / 2] < IN_TIME;

@@ -1,7 +1,7 @@
 //! Moves attributes behind a structure's members, `struct s { … } __attribute__((packed))`, in front of them.
 //! NVRTC takes them only there: behind, it warns that they apply to nothing, and its layout ignores them.
 //!
-//! GNU C treats both places alike (GCC's manual, «Attribute Syntax»: an attribute specifier list may follow
+//! GNU C treats both places alike (its manual, «Attribute Syntax»: an attribute specifier list may follow
 //! the keyword or the closing brace). Only braces of `struct` or `union` count, not comments or strings.
 
 const WORD: &str = "__attribute__";
