@@ -1,7 +1,7 @@
-//! A bundle on the machine that it was carried to: a folder with our programs and `bundle.json`, this program among them.
+//! A bundle on the machine it was carried to: a folder of our programs, with this one, and `bundle.json`.
 //!
-//! There is no tree, no cargo, no git and no network there. What the commands read of the tree lies at the same paths below the
-//! bundle as below the tree's root, so that only `crate::workspace` has to know which of the two it is.
+//! There is no tree, cargo, git or network there. What the commands read of the tree lies at the same paths
+//! below the bundle, so that only `crate::workspace` has to know which of the two it is.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -16,7 +16,7 @@ const STOPPED_IN: Duration = Duration::from_secs(20);
 
 /// Ends everything below this process: asks first, and kills what is left after `patience`.
 pub fn end_all(patience: Duration) {
-    // What a child started before it ended becomes our child, and is found. Without this right its parent alone is asked.
+    // Orphaned grandchildren then become our children and are found. Without it only their parent is asked.
     let _ = set_child_subreaper(true);
     let mut tree = BTreeSet::new();
     let since = Instant::now();
@@ -37,8 +37,8 @@ pub fn end_all(patience: Duration) {
     }
 }
 
-/// Asks the children of `ancestor` to end, once, and waits for them and all below them; kills nothing, and asks no other process:
-/// what apt-get runs ends whole when apt-get itself was asked. Whether everything ended within `patience`.
+/// Asks the children of `ancestor` to end, once, and waits for them and all below them. It kills nothing and
+/// asks no other: what apt-get runs ends whole if apt-get is asked. Whether all ended within `patience`.
 pub fn end_unharmed(ancestor: u32, patience: Duration) -> bool {
     let mut tree: BTreeSet<u32> = descendants(ancestor).into_iter().collect();
     let children: Vec<u32> = tree.iter().copied().filter(|child| parent(*child) == Some(ancestor)).collect();
@@ -55,8 +55,8 @@ pub fn end_unharmed(ancestor: u32, patience: Duration) -> bool {
     }
 }
 
-/// Stops a process and all below it, so that none of them can start another, and returns them. One that cannot be stopped may go on
-/// starting others: after [`STOPPED_IN`] those that are known are returned.
+/// Stops a process and all below it, so that none can start another, and returns them. One that cannot be
+/// stopped may start more: after [`STOPPED_IN`] the known ones are returned.
 pub fn halted(top: u32) -> Vec<u32> {
     let mut tree = vec![top];
     let mut stopped = 0;

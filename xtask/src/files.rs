@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::process::done;
 
-/// All files below a folder by their paths from it, in order; a link is one. `skips`: names in the folder itself that are left out.
+/// All files below a folder, by relative path and in order, links included. `skips`: names in it left out.
 pub fn below(top: &Path, skips: &[&str]) -> Result<Vec<PathBuf>> {
     let (mut files, mut folders) = (Vec::new(), vec![PathBuf::new()]);
     while let Some(folder) = folders.pop() {

@@ -1,4 +1,4 @@
-//! Which GPUs, driver and compiler this machine has: what `gpu-probe --json` says. This program links nothing of CUDA.
+//! This machine's GPUs, driver and compiler, from `gpu-probe --json`: this program links nothing of CUDA.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! `cargo xtask headers`: writes the generated files again, or with `--check` says which differ from their source
-//! (INV-14).
+//! `cargo xtask headers`: writes the generated files again, or with `--check` says which differ from their
+//! source (INV-14).
 
 use std::fs;
 use std::path::{Path, PathBuf};

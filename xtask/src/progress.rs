@@ -67,7 +67,7 @@ pub fn measure(
     run::measure(experiment, how, provenance, grid, bench, &mut |done, what| progress.show(done, what))
 }
 
-/// Time that `more` points take, if each takes as long as the `done` ones of this run did; none before the first.
+/// Time for `more` points at the mean time of the `done` ones of this run; none before the first.
 fn left(since: Duration, done: u64, more: u64) -> Option<Duration> {
     (done > 0).then(|| since.mul_f64(more as f64 / done as f64))
 }

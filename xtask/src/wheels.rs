@@ -184,7 +184,7 @@ impl Wheels {
         Ok(())
     }
 
-    /// Lines for a shell that fetch them where no checkout is, into a folder of the current one, and set the variable.
+    /// Shell lines that fetch them without a checkout into a folder of the current one, and set the variable.
     pub fn by_hand(&self) -> String {
         let lines = self.list.1.lines().filter(|line| !line.starts_with('#'));
         let lines: Vec<String> = lines.map(|line| format!("'{line}'")).collect();

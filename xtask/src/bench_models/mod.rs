@@ -184,7 +184,7 @@ fn execute(
     run::report(experiment, how, &points, &Extra { lines, timers, left_out, ..Extra::default() })
 }
 
-/// What is printed of a point: the ways, the parts of the start, ways with other outputs, and what is not known.
+/// A point's printed lines: the ways, the parts of the start, ways with other outputs, missing numbers.
 fn lines(point: &Point, names: &[String]) -> Vec<String> {
     let value = |name: &str| number(point.values.get(name).copied());
     let way = |way: &&str| format!("{way} {}", value(&period_name(way)));

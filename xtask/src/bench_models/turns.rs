@@ -191,8 +191,8 @@ impl Turns<'_> {
         Ok(())
     }
 
-    /// How far each way's outputs are from ours, the largest of these differences, and how large one may be. A
-    /// larger one is a number as any other while another way agrees with ours. Error: none does.
+    /// Difference of each way's outputs from ours, the largest of them, and the largest allowed. A larger one
+    /// is kept as a number while another way agrees with ours. Error: none does.
     fn compare(&mut self, subject: &Subject, ways: &[&str], tensors: &Path) -> Result<(Numbers, f64)> {
         let [input, ours, theirs] =
             ["input-0.f32", "output-0.f32", "peer.f32"].map(|name| tensors.join(name));

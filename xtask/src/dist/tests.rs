@@ -357,7 +357,7 @@ fn the_tarball_of_another_revision_is_not_taken_for_this_ones() {
     assert!(asked("a", false, true).unwrap_err().ends_with("there are: none"));
 }
 
-/// Most that the set-up of the CI action takes on a quiet machine, and how many times as long where others use it.
+/// Aim for the set-up of the CI action on a quiet machine, and the factor allowed on a shared one.
 const SET_UP_S: f64 = 30.0;
 const SLOWER: f64 = 4.0;
 /// The user `nobody`.

@@ -1,4 +1,4 @@
-//! `cargo xtask figure all`: every figure, each by a process of its own, so that one that fails leaves the others; then what came of each.
+//! `cargo xtask figure all`: every figure in its own process, so one failure spares others; a summary.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -134,12 +134,12 @@ fn asked_s(figure: &str, options: &Options, no_gpu: bool) -> f64 {
     grid_s(&grid)
 }
 
-/// Seconds that figures must have asked for before their time says something of the others, and how much slower these are taken for
-/// at most: the first figures have builds in their time.
+/// Seconds that figures must have asked for before their time predicts the others', and the largest slowdown
+/// assumed for these: the first figures' time includes builds.
 const TELLING_S: f64 = 5.0;
 const SLOWER: f64 = 3.0;
 
-/// Time left for the figures from `at` on, by what the figures before took for each second that their points asked for.
+/// Time left for the figures from `at` on, by the time that those before took per second asked for.
 fn left(since: Duration, asked: &[f64], at: usize) -> Option<Duration> {
     let [before, after] = [&asked[..at], &asked[at..]].map(|part| part.iter().sum::<f64>());
     let slower = if before > TELLING_S { (since.as_secs_f64() / before).min(SLOWER) } else { 1.0 };

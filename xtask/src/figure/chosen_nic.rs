@@ -1,4 +1,4 @@
-//! The NIC that `--nic` and `--where` name: what the options mean for a spec and its provenance, and the NIC itself.
+//! The NIC that `--nic` and `--where` name, and what these options mean for a spec and its provenance.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use super::place::{HostSetup, Place};
 use crate::refused::refused;
 use crate::workspace;
 
-/// What a run on hosts changes in the spec. Error: an option that means a card of this host, or the committed results.
+/// What a run on hosts changes in the spec. Error: an option for a card of this host, or `--record`.
 pub fn prepare(spec: &mut Spec, options: &Options) -> Result<()> {
     let Some(place) = options.on_nodes() else { return Ok(()) };
     let given = [
@@ -45,7 +45,7 @@ pub fn known(old: &Provenance, spec: &Spec, options: &Options) -> Provenance {
     known
 }
 
-/// Has `measure` measure on the NIC that is asked for: the one of this host, or those of two hosts that are set up first.
+/// Runs `measure` on the NIC asked for: this host's, or those of two hosts, which are set up first.
 pub fn on_nic(options: &Options, setup: &HostSetup<'_>, measure: &dyn Fn(Nic) -> Result<()>) -> Result<()> {
     let out = setup.out;
     fs::create_dir_all(out.join("logs")).with_context(|| format!("--out {}", out.display()))?;

@@ -1,7 +1,7 @@
-//! What a process uses of the CPU: time and voluntary context switches by thread, from `/proc/PID`, with the NIC's threads apart.
+//! A process's CPU time and voluntary context switches by thread, from `/proc/PID`, the NIC's threads apart.
 //!
-//! Follows proc(5): `stat` has CPU time in ticks of 1/100 s, that of the process with threads that have ended; `task/TID/status`
-//! has a thread's switches. A thread is told from a later one of the same number by the time at which it began.
+//! Follows proc(5): `stat` has CPU time in ticks of 1/100 s, the process's with ended threads;
+//! `task/TID/status` has a thread's switches. Its start time tells a thread from a later one of its number.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -109,8 +109,8 @@ impl ProcessSnapshot {
         ProcessSnapshot { ticks, ..ProcessSnapshot::default() }
     }
 
-    /// Looks at a process; `folder`: `/proc/PID`. A process that has ended and was not waited for has its sum, and no threads.
-    /// Errors: it is gone; a file that is not as proc(5) says.
+    /// Looks at a process; `folder`: `/proc/PID`. One that has ended and was not waited for has its sum, and
+    /// no threads. Errors: it is gone; a file is not as proc(5) says.
     pub fn at(folder: &Path) -> Result<ProcessSnapshot> {
         let file = folder.join("stat");
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
@@ -133,8 +133,8 @@ impl ProcessSnapshot {
         Some(ProcessSnapshot { ticks, has_ended, threads: threads.collect() })
     }
 
-    /// Of lines `FILE:LINE` of these files below `/proc`, with `|` between them, as [`READER`] says them. Error: the process is gone, or
-    /// they are another one's.
+    /// From [`READER`]'s lines `FILE:LINE` of these files below `/proc`, separated by `|`. Error: the process
+    /// is gone, or they are another one's.
     pub fn of_lines(process: u32, said: &str) -> Result<ProcessSnapshot> {
         let lines = || said.split('|').filter_map(|line| line.split_once(':'));
         let text = |file: &str| lines().find(|(name, _)| *name == file).map(|(_, text)| text);
@@ -307,7 +307,7 @@ mod tests {
         folder
     }
 
-    /// M15: the release's sampler compares a core's number as text with numbers, and reads 0 of an unpinned run.
+    /// M15: the release's sampler compares a core's number as text to numbers; an unpinned run reads 0.
     #[test]
     fn release_m15_every_thread_counts_wherever_it_runs_and_those_that_ended_too() {
         let before = process(
@@ -334,7 +334,7 @@ mod tests {
         );
         let [one, two] = [&before, &after].map(|folder| ProcessSnapshot::at(folder).unwrap());
         let used = two.since(&one, 10.0);
-        // 760 ticks in all: the server's 10, the later one's 30, the NIC's 620, and 100 of threads that ended.
+        // 760 ticks in all: the server's 10, the later one's 30, the NIC's 620, and 100 of ended threads.
         let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
         assert_eq!([rounded(used.own), rounded(used.nic), used.seconds], [1.4, 6.2, 10.0]);
         assert_eq!(used.ended, 1);

@@ -1,7 +1,7 @@
-//! `cargo xtask figure N`: measures what `experiments/figN/spec.toml` says, draws it beside the paper's curves, and gives
-//! a verdict for each of the paper's claims.
+//! `cargo xtask figure N`: measures what `experiments/figN/spec.toml` says, draws it beside the paper's
+//! curves, and judges each of the paper's claims.
 //!
-//! The harness is crates/experiment; here are the choice of what measures, and transfers but for their points (`transfer.rs`).
+//! The harness is crates/experiment. Here: what measures, and transfers (their points: `transfer.rs`).
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! What `profiler run` measures of a model: the points of figures 1 and 2.
 //!
-//! A series is an engine and a model: `gpu-NAME` runs NVIDIA's libraries and our kernels on a GPU, in a graph that launches itself, and
-//! `cpu-NAME` runs ONNX Runtime in its place. With a GPU the substitutes are left out, without one the GPU's series. Without cuDNN our
-//! kernels alone compute the GPU's series, which is said aloud and stands in each point.
+//! A series is an engine and a model: `gpu-NAME` runs NVIDIA's libraries and our kernels in a self-launching
+//! graph, `cpu-NAME` runs ONNX Runtime instead. With a GPU the substitutes are left out, without one the
+//! GPU's series. Without cuDNN our kernels alone compute the GPU's series; a message and each point say so.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -146,7 +146,7 @@ pub struct Profiler<'a> {
 }
 
 impl Profiler<'_> {
-    /// Its line of a run. `name`: of the log. Errors: refused, crashed, no line. A line that names wrong outputs is none.
+    /// The JSON line of a run; `name`: of the log. Errors: refused, crashed, no line; but not wrong outputs.
     pub fn line(&self, name: &str, arguments: &[String]) -> Result<Value> {
         let (lines, log) = (self.logs.join(format!("{name}.jsonl")), self.logs.join(format!("{name}.log")));
         // A line of an earlier run must not be taken for this one's.
@@ -241,7 +241,7 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
     })
 }
 
-/// What a GPU's point of several instances lacks, if nothing shows that they ran at the same time. Substitutes have no stamps that could.
+/// What a GPU's point of several instances lacks if no overlap is shown. Substitutes have no stamps.
 fn without_overlap(instances: u64, label: Label, line: &Value) -> Option<String> {
     let share = line.pointer("/overlap/overlapping_share").and_then(Value::as_f64);
     let why = line["no_overlap"].as_str().unwrap_or("no run overlaps one of another instance");
@@ -479,7 +479,7 @@ EOF
         found.ok_or_else(|| format!("no {APP} in {}", workspace::target_dir().display()))
     }
 
-    /// No stand-in: the profiler runs both models by ONNX Runtime, at the levels and for the seconds of the figure's spec.
+    /// The real profiler runs both models by ONNX Runtime, at the levels and seconds of the spec.
     #[test]
     fn a_real_quick_run_on_the_processor_is_imported_drawn_and_needs_a_gpu_for_its_claims() {
         let profiler = measure::need!(built(), reference, "`cargo build -p profiler` and ONNX Runtime");

@@ -78,7 +78,7 @@ pub enum Nic {
 }
 
 impl Nic {
-    /// The software NIC of a figure, with the options of `spec`: each process leaves its counters where samples look for them.
+    /// The software NIC with the options of `spec`; its processes leave counters for the samples.
     pub fn software(spec: &Spec, folder: &Path) -> Result<Nic> {
         let file = std::path::absolute(samples::counters_file(folder)).context("finding --out")?;
         let mut table = spec.nic.clone();
@@ -290,7 +290,7 @@ struct Port {
 }
 
 impl Probe {
-    /// Asks the generator what it sees on `nic`, of two hosts on both; a missing library or device is refused with its words.
+    /// Asks the generator what it sees on `nic`, or on both hosts. Error, in its words: no library or device.
     pub fn ask(nic: &Nic, programs: &Programs, logs: &Path) -> Result<Probe> {
         let Nic::Nodes(nodes) = nic else {
             return Probe::of(nic.generator(programs)?, nic.device(), &logs.join("probe.log"));
@@ -340,7 +340,7 @@ impl Probe {
     /// What the port says it carries, where that means something.
     pub fn link_gbps(&self, nic: &Nic) -> Option<f64> {
         let device = self.devices.iter().find(|device| device.name == nic.device());
-        // Neither shared memory nor the software NIC's UDP has a rate; what the port claims is for programs that ask.
+        // Shared memory and the software NIC's UDP have no rate; the port's claim is for programs that ask.
         if nic.is_card() { device?.ports.first()?.speed_gbps } else { None }
     }
 
@@ -397,7 +397,7 @@ mod tests {
         assert!(error.is::<Refused>() && error.to_string().contains("mlx5_77"), "{error:#}");
     }
 
-    /// A network of its own, whose only cable ends at an interface that takes no packet: their MAC address is another one's.
+    /// A network whose only cable ends at an interface with another MAC address: packets are dropped there.
     const SWALLOWS: &str = "#!/bin/sh
 exec unshare -n sh -c 'ip link add d0 type veth peer name d1 && ip link set d1 up && ip addr add 10.99.0.1/24 dev d0 &&
 ip link set d0 up && ip neigh add 10.99.0.2 lladdr 02:00:00:00:00:99 dev d0 && exec \"$@\"' sh REST

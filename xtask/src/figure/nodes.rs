@@ -1,7 +1,7 @@
-//! The two hosts of a figure that ansible reaches by ssh: how its programs are started there, and what is known of them.
+//! A figure's two hosts, which ansible reaches by ssh: how programs start there, and what is known of them.
 //!
-//! A transfer's sender runs on the first host by ssh, its receiver on the second: posters of a GPU are left out, and the sender's busy
-//! threads are not counted. Of a figure of a server, the server runs on the first host, and its clients on the second.
+//! A transfer's sender runs on the first host by ssh, its receiver on the second; GPU posters are left out,
+//! and the sender's busy threads are not counted. A server runs on the first host, its clients on the second.
 
 use std::path::Path;
 use std::process::Command;
@@ -107,7 +107,7 @@ impl Nodes {
         format!("{}/ended", self.counters(end))
     }
 
-    /// A program on an end's NIC, which says its process before it begins, and leaves its counters as it ends.
+    /// A program on an end's NIC: it prints its process before it begins, and leaves its counters as it ends.
     pub fn program(&self, end: usize, name: &str, options: &[String]) -> Result<Command> {
         let host = &self.hosts[end];
         let words = on_nic(host, name, &["--stats", &self.ended(end)]);
@@ -138,13 +138,13 @@ impl Nodes {
         self.testbed.as_ref().map(testbed::seconds)
     }
 
-    /// Begins to count what programs beside the nodes' take; the answer is in cores. No process of a node is waited for here.
+    /// Counts, in cores, programs other than the nodes', whose processes are not waited for here.
     pub fn others(&self) -> Option<impl Fn() -> Option<f64>> {
         let (before, others) = (self.seconds()?, BackgroundLoad::watch());
         Some(move || others.as_ref()?.cores_beside(self.seconds()? - before))
     }
 
-    /// Refuses a device that is not there, is no ConnectX, or is that of both hosts: what is measured between two cards is called hardware.
+    /// Refuses a device that is absent, no ConnectX, or one card for both hosts: two cards count as hardware.
     pub fn check_cards(&self) -> Result<()> {
         let Some(devices) = self.devices() else { return Ok(()) };
         let mut cards = Vec::new();

@@ -14,20 +14,20 @@ pub struct Options {
     /// Fewer and shorter points: at most a minute after the build.
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
-    /// Figures 1 to 7: two points a series at most, once each, to see that everything works; figures 6 and 7 of one model.
+    /// Figures 1 to 7: a smoke test of at most two points a series, once each; figures 6 and 7 of one model.
     #[arg(long, conflicts_with_all = ["quick", "full", "record"])]
     pub smoke: bool,
-    /// Figures 4 to 7 and bench-clients: where both ends run: local, netns (two nodes that are made for the run), or an ansible inventory
-    /// of two hosts, of which the first one sends or serves [default: local].
+    /// Figures 4 to 7 and bench-clients: where both ends run: local, netns (two nodes made for the run), or
+    /// an ansible inventory of two hosts, of which the first one sends or serves [default: local].
     #[arg(long = "where", value_name = "WHERE", value_parser = Place::parse)]
     pub place: Option<Place>,
-    /// With --where: set governor, idle states, MTU and GPU of the hosts for the run, and restore them after it (docs/testbed.md).
+    /// With --where: set the hosts' governor, idle states, MTU and GPU for the run only (docs/testbed.md).
     #[arg(long, requires = "place")]
     pub tune: bool,
     /// Every published size, more and longer repetitions.
     #[arg(long)]
     pub full: bool,
-    /// Continue a run that was interrupted: measure the missing points, and repeat those whose messages were not whole.
+    /// Continue an interrupted run: measure missing points, and repeat those whose messages were not whole.
     #[arg(long)]
     pub resume: bool,
     /// Update the committed `measured.json`; refuses a tree with changes.
@@ -36,13 +36,13 @@ pub struct Options {
     /// Say what would be measured, and stop.
     #[arg(long)]
     pub dry_run: bool,
-    /// Folder of the results [default: results/fig4 for figure 4, results/fig5 for figure 5, otherwise results/FIGURE].
+    /// Folder of the results [default: results/fig4, results/fig5 for figures 4, 5; else results/FIGURE].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Shape the software NIC's link to this many Gbit/s of wire bytes, 100 as in the paper; give such a run an --out of its own.
+    /// Shape the software NIC's link to X Gbit/s of wire bytes, 100 as in the paper; use a separate --out.
     #[arg(long, value_name = "X", conflicts_with = "nic", value_parser = rate_gbps)]
     pub rate_gbps: Option<f64>,
-    /// Use a card of this host instead of the software NIC, for example mlx5_0; a server and its clients both use it.
+    /// Use a card of this host, e.g. mlx5_0, instead of the software NIC; a server and its clients share it.
     #[arg(long, value_name = "DEVICE")]
     pub nic: Option<String>,
     /// Figures 4 and 5: host of the receiver, which is started there over ssh; with --nic.
@@ -54,7 +54,7 @@ pub struct Options {
     /// Figures 6 and 7: what runs the server's kernels; by the twin nothing is judged [default: gpu].
     #[arg(long, value_enum, conflicts_with = "record")]
     pub machine: Option<Machine>,
-    /// Run this command before and after each point, and keep by how much the counters grew that it prints as lines `name,value`.
+    /// Run this command before and after each point; keep how much its counters, lines `name,value`, grew.
     #[arg(long, value_name = "COMMAND")]
     pub counters_hook: Option<String>,
     /// Install nothing; if a package is missing, print the command and end with exit status 2.

@@ -1,6 +1,6 @@
-//! Figure 3: the way of a request, a function a step, found in the source; and what the graph of a turn is made of on a GPU.
+//! Figure 3: a request's way, a function a step, found in the source; and what a turn's graph has on a GPU.
 //!
-//! `experiments/fig3/spec.toml` names the steps. A step whose function is not in its file is refused, so that the figure cannot go stale.
+//! `experiments/fig3/spec.toml` names the steps. A missing function is refused: the figure cannot go stale.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -178,7 +178,7 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     execute(experiment, &way, &how, &machine, tree, &workspace::programs().join(PROGRAM))
 }
 
-/// What is read in the source alone: the entry of its count, and each step's lane, crate and function, words, file and line.
+/// Read from the source alone: the count's entry; each step's lane, crate and function, words, file and line.
 pub fn in_source(experiment: &Experiment, root: &Path) -> Result<(Entry, Vec<[String; 4]>)> {
     let way = PathSpec::of(&experiment.spec)?;
     let provenance = Provenance::of(measure::Revision::of(root), &[]);

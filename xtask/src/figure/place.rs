@@ -1,7 +1,7 @@
 //! `--where`: a figure on this host, or between two hosts that are set up for the run.
 //!
-//! `ansible/site.yml` sets the hosts up. With `netns` they are the nodes of a testbed, which is brought up for the run and removed after
-//! it. What measures between them is the caller's.
+//! `ansible/site.yml` sets the hosts up. With `netns` they are the nodes of a testbed, which is brought up
+//! for the run and removed after it. The caller measures between them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -107,7 +107,7 @@ impl Place {
         if missing.is_empty() { Ok(()) } else { setup::install(&missing, no_install) }
     }
 
-    /// Has `measure` measure between two hosts. With `netns` a testbed is brought up first, and removed however that ended.
+    /// Runs `measure` between two hosts. With `netns` a testbed is brought up first, and removed in any case.
     pub fn execute(&self, setup: &HostSetup<'_>, measure: Measure<'_>) -> Result<()> {
         if let Place::Inventory(file) = self {
             return between(&Inventory::of_file(file)?, None, setup, measure);
@@ -219,7 +219,7 @@ mod tests {
     /// The test below as the process that is stopped: its folder.
     const STAGE: &str = "XTASK_TEST_RESTORE";
 
-    /// Stands in for `ansible-playbook -i INVENTORY PLAYBOOK -e VARIABLE`: nothing can be tuned, and the first restore does not end.
+    /// Stands in for `ansible-playbook -i INVENTORY PLAYBOOK -e VARIABLE`: no tuning, first restore hangs.
     const PLAYBOOKS: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 case $3 in

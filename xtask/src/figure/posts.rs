@@ -1,7 +1,7 @@
-//! `bench-post --gpu`: what a GPU spends on posting, as `generator bench-post-gpu` measures it: each of its rows is a series.
+//! `bench-post --gpu`: what a GPU spends on posting; each row of `generator bench-post-gpu` is a series.
 //!
-//! The generator says JSON lines (`apps/generator/README.md`): its provenance, then a row a line. Which rows there are, and what is
-//! required of each, is its table; what is kept and judged says `experiments/bench-post-gpu/spec.toml`.
+//! The generator prints JSON lines (`apps/generator/README.md`): its provenance, then one per row. Its table
+//! lists rows and requirements; `experiments/bench-post-gpu/spec.toml` says what is kept and judged.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -112,7 +112,7 @@ impl run::Bench for Rows {
     }
 }
 
-/// A row of the generator as a point: times in ns with their spread, ratios, and what is required of the ratio.
+/// A row of the generator as a point: times in ns with their spread, ratios, and the ratio's requirement.
 fn point(
     row: &Value,
     provenance: &Provenance,
@@ -150,7 +150,7 @@ fn point(
     })
 }
 
-/// The generator's lines: provenance with the NIC, link and versions of its first line, the settings of all rows, and the rows.
+/// The generator's lines: provenance (NIC, link, versions: first line), settings of all rows, the rows.
 fn read(lines: &Path) -> Result<(Provenance, BTreeMap<String, u64>, Vec<Value>)> {
     let records = json_lines::read::<Map<String, Value>>(lines)?;
     ensure!(records.torn_bytes == 0, "{}: its last line was cut", lines.display());

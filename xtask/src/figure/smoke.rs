@@ -5,8 +5,8 @@ use experiment::spec::Extent;
 
 use super::serving;
 
-/// Two points judge no claim. Of a server's series, `gpu-LINE-MODEL`, those of the first one's model stay without the variants,
-/// `gpu-LINE+VARIANT-MODEL`: each starts a server of its own.
+/// Two points judge no claim. Of a server's series, `gpu-LINE-MODEL`, the first model's stay without the
+/// variants, `gpu-LINE+VARIANT-MODEL`: each starts its own server.
 pub fn shorten(spec: &mut Spec) {
     spec.judges.clear();
     spec.claims.clear();

@@ -25,7 +25,7 @@ struct Stage {
     programs: Programs,
 }
 
-/// Says what `apps/generator/README.md` lists; its rate is the payload size, and `KIND` of the sender can be bent.
+/// Prints what `apps/generator/README.md` lists; its rate is the payload size, and `BEND` alters the sender.
 const GENERATOR: &str = r#"#!/bin/sh
 case "$*" in
 probe*) echo '{"kind":"probe","libraries":{"libibverbs":"1.14.44.0","libmlx5":"1.24.44.0"},"error":null,"devices":[{"name":"mlx5_0","ports":[{"port":1,"speed_gbps":100}]}]}';;
@@ -186,7 +186,7 @@ fn points_of_another_run_are_not_mixed_in() {
 fn a_window_of_another_spec_is_not_mixed_in() {
     let stage = stage("window", "");
     stage.run(&options(false)).unwrap();
-    // Figure 5 leaves the window to the generator, which chose 1024 by itself; figure 4 has one for each size.
+    // Figure 5 leaves the window to the generator, which chose 1024; figure 4 has one for each size.
     checked(&stage.out, &small(), true).unwrap();
     let mut other = small();
     other.spec.options.insert("working_set_bytes".into(), (12 << 20).into());
@@ -453,7 +453,7 @@ fn a_card_s_receiver_is_started_over_ssh_and_takes_every_point() {
     let built = Programs::release();
     let both = built.softnic.is_file() && built.generator.is_file();
     measure::need!(both, softnic, "release builds of generator and softnic");
-    // Two devices of one fabric stand in for two hosts: the generator is the real one, and so is what it is told.
+    // Two devices of one fabric stand in for two hosts; the generator and what it is told are real.
     let stage = stage("peer", "");
     fs::create_dir_all(stage.out.join("logs")).unwrap();
     let there = stage.out.with_file_name("the peer's generator");
@@ -544,10 +544,10 @@ fn a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on() {
         fs::write(folder.join("went-on"), format!("{ended:?}")).unwrap();
         panic!("it was not stopped: {ended:?}");
     }
-    // The tests may run under nohup. A signal with a handler has its default action again behind execve; an ignored one stays ignored.
+    // Tests may run under nohup. At execve a handled signal gets its default action; an ignored one stays so.
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Default::default()).unwrap();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        // It ends when it is asked to, and starts one more child first; its children do not end by themselves.
+        // Asked to end, it first starts one more child; its children do not end by themselves.
         let bend = r#"here=$(dirname "$0"); [ $payload = 4096 ] && [ ! -e "$here/awake" ] && { deaf() { (trap '' TERM INT HUP; exec sleep 60) > /dev/null 2>&1 & }; trap 'deaf; echo $! >> "$here/asleep"; exit' TERM; deaf; echo $! $$ > "$here/asleep"; wait; }"#;
         let stage = stage(&format!("stopped-{signal}"), bend);
         let folder = stage.out.parent().unwrap();

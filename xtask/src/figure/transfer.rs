@@ -1,4 +1,4 @@
-//! One point of a transfer: a receiver, a sender, and what both said. The one function of figures 4 and 5, `Bench::measure`.
+//! One point of a transfer: a receiver, a sender, and their output: `Bench::measure` of figures 4 and 5.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,8 +18,8 @@ use crate::descendants::descendants;
 use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
 
-/// How long a sender's result may take beside the time of posting: it waits for completions as long as one comes within
-/// 30 s, and then up to a minute for the receiver's counts (`apps/generator/README.md`).
+/// How long a sender's result may take beside the time of posting: it waits for completions as long as one
+/// comes within 30 s, and then up to a minute for the receiver's counts (`apps/generator/README.md`).
 const RESULT: Duration = Duration::from_secs(120);
 
 /// What a spec calls such points.
@@ -34,11 +34,11 @@ pub struct Transfer {
     pub bench_post: bool,
     /// Options of the generator, name → value.
     generator: toml::Table,
-    /// Bytes of messages that both ends together have in use, the same for every poster: bounds window and burst of large
-    /// messages, see [`Transfer::in_flight`]. Without it the generator chooses the window.
+    /// Bytes of messages that both ends together have in use, for every poster: bounds window and burst of
+    /// large messages, see [`Transfer::in_flight`]. Without it the generator chooses the window.
     working_set_bytes: Option<u64>,
-    /// The same for messages of which that working set does not hold two whole bursts, below `helped_from_bytes`: they have short
-    /// bursts in any case, and a working set that one core's own cache holds.
+    /// Working set of messages below `helped_from_bytes` of which the other one holds less than two bursts:
+    /// their bursts are short in any case, and this one fits into one core's own cache.
     large_working_set_bytes: Option<u64>,
     /// Payloads that the software NIC's helpers copy (`copy_threads` of nic.toml), as far as it has some.
     helped_from_bytes: Option<u64>,
@@ -77,8 +77,8 @@ impl Transfer {
         batch.and_then(|batch| u32::try_from(batch).ok()).unwrap_or(1)
     }
 
-    /// Window and burst of messages of this size, where the spec bounds them: the largest power of two that the working set
-    /// holds, two messages at least.
+    /// Window and burst of messages of this size, if the spec bounds them: the largest power of two that the
+    /// working set holds, at least two messages.
     pub fn in_flight(&self, payload_bytes: u64) -> Option<InFlight> {
         let fitting = |bytes: u64| -> u32 {
             1 << (bytes / WINDOWS_IN_USE / payload_bytes.max(1)).clamp(2, MOST_IN_FLIGHT).ilog2()
@@ -130,7 +130,7 @@ impl Transfer {
         options
     }
 
-    /// Window and burst that the sender of a point is told; the generator chooses the others by size and revision.
+    /// Window and burst that a point's sender is told; the generator chooses others by size and revision.
     pub fn asked(&self, spec: &Spec, key: &Key) -> BTreeMap<String, u64> {
         let options = self.sender_options(spec, &key.series, key.x, list(key), 0.0);
         let told = |name: &str| {
@@ -141,7 +141,7 @@ impl Transfer {
     }
 }
 
-/// Refuses a grid that has another x than the payload, no lists, or a factor that no option of the sender takes.
+/// Refuses a grid whose x is not the payload, that has no lists, or has a factor no sender option takes.
 fn grid_of_payloads(spec: &Spec) -> Result<()> {
     let wrong = |what: String| Err(refused(format!("experiments/{}/spec.toml: {what}", spec.name)));
     if spec.x.as_deref() != Some(PAYLOAD) {
@@ -209,8 +209,8 @@ struct Bursts {
 }
 
 impl Run {
-    /// What was counted, and what is missing of it; `None`: every message that was posted completed, arrived, and was right where
-    /// it was checked.
+    /// What was counted, and what is missing of it; `None`: every message that was posted completed, arrived,
+    /// and was right where it was checked.
     fn missing(&self) -> Option<String> {
         if self.content_ok && self.posted == self.completed {
             return None;

@@ -1,4 +1,4 @@
-//! `figure bench-wait`: what waiting and sending add to a turn on a GPU. A point is one run of `pipeline-graph wait DRIVER`.
+//! `figure bench-wait`: what waiting and sending add to a GPU's turn. A point: `pipeline-graph wait DRIVER`.
 //!
 //! `experiments/bench-wait/README.md` says what each number is. It needs a GPU and no NIC.
 
@@ -138,7 +138,7 @@ mod tests {
     use crate::refused::Refused;
     use crate::workspace::root;
 
-    /// A graph that misses no aim, a WHILE node that adds 12 µs with 4,096 slots, a kernel that stays and adds 4.
+    /// A graph that misses no aim; with 4,096 slots a WHILE node adds 12 µs, a kernel that stays 4.5.
     const PROGRAM_TEXT: &str = r#"#!/bin/sh
 echo "$@" >> FOLDER/calls
 case "$2" in

@@ -1,5 +1,5 @@
-//! A user's results beside the recorded ones, without a commit: those that `figure` left in this checkout, and those that `--add` names.
-//! They are read, and left as they are.
+//! A user's results beside the recorded ones, without a commit: those that `figure` left in this checkout,
+//! and those that `--add` names. They are only read.
 
 use std::path::{Path, PathBuf};
 
@@ -44,8 +44,8 @@ pub fn here(root: &Path, add: &[PathBuf]) -> Vec<PathBuf> {
     figures.map(|name| root.join("results").join(name)).filter(is_there).collect()
 }
 
-/// Puts what `results` holds at the end of its figure's entries. A run by the host twin is named and left out, and so is one that is
-/// recorded already.
+/// Puts what `results` holds at the end of its figure's entries. A run by the host twin, or one that is
+/// recorded already, is named and left out.
 /// Error: one line, with what is wrong and what to do.
 pub fn add(figures: &mut [Figure], root: &Path, results: &Path) -> Result<(), String> {
     let at = results.strip_prefix(root).unwrap_or(results).display();
@@ -108,8 +108,8 @@ fn unfinished(folder: &Path) -> Option<String> {
     Some(format!("{} figure {figure} --resume --out {out}", workspace::us()))
 }
 
-/// The experiment's name, and its entries with verdicts of this program. A folder of a run has one, a `measured.json` as many as
-/// it has.
+/// The experiment's name, and its entries with this program's verdicts. A run's folder has one entry, a
+/// `measured.json` as many as it has.
 fn read(experiments: &Path, results: &Path) -> Result<(String, Vec<Entry>)> {
     let folder = match results.is_dir() {
         true => results,
@@ -134,7 +134,7 @@ fn read(experiments: &Path, results: &Path) -> Result<(String, Vec<Entry>)> {
     ensure!(is_known, "the folder `{name}` that it lies in names no figure: call it fig4 for figure 4");
     let experiment = Experiment::read(experiments, &name)?;
     for entry in &mut entries {
-        // What a file says of itself is no verdict of this program, but for the load that the medians do not show.
+        // A file's own verdicts do not count, but for the load, which the medians do not show.
         let was_disturbed = entry.verdicts.iter().any(|one| one.disturbed);
         let judged = experiment.judge(&entry.points(&name)).into_iter();
         let judged = judged.map(|one| Judged { disturbed: was_disturbed, ..by_medians(one, BY_MEDIANS) });

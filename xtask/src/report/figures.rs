@@ -1,4 +1,4 @@
-//! The figures that a report shows: each with the paper's numbers and claims, its entries, and their drawings.
+//! The figures of a report: each with the paper's numbers and claims, its entries, and their drawings.
 
 use std::collections::BTreeMap;
 use std::path::Path;

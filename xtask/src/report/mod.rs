@@ -1,7 +1,7 @@
-//! `cargo xtask report`: one static page of all figures and of all claims of the paper, and each figure as SVG, PNG, PDF and CSV.
+//! `cargo xtask report`: a static page of all figures and claims; each figure as SVG, PNG, PDF and CSV.
 //!
-//! Numbers, verdicts and drawings are the harness's (`crates/experiment`). The page stands by itself: style, script, drawings and
-//! numbers are in it, and nothing is fetched. Every file is replaced whole, the page last.
+//! Numbers, verdicts and drawings are the harness's (`crates/experiment`). The page holds its style, script,
+//! drawings and numbers, and fetches nothing. Every file is replaced whole, the page last.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -40,8 +40,8 @@ pub struct Options {
     /// Open the page in the browser.
     #[arg(long)]
     open: bool,
-    /// Show these results beside the recorded ones, marked as added, without a commit: the folder that was --out of `figure` or
-    /// `figure all`, a file in it, or a measured.json. They change no claim's verdict. May be given several times.
+    /// Show these results beside the recorded ones, marked as added, without a commit: the --out of `figure`
+    /// or `figure all`, a file in it, or a measured.json. They change no claim's verdict. Repeatable.
     #[arg(long, value_name = "RESULTS")]
     add: Vec<PathBuf>,
     /// Show the recorded results alone, without those that `figure` left in this checkout's results/figN.
@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<()> {
     if left_out.is_empty() { Ok(()) } else { Err(refused(left_out.join("\n"))) }
 }
 
-/// All figures with their recorded entries, what lies `here`, and those of `add`; a line for each of `add` that could not be added.
+/// All figures with their recorded entries, what lies `here`, and `add`; a line for each failure of `add`.
 fn gathered(root: &Path, here: &[PathBuf], add: &[PathBuf]) -> Result<(Vec<Figure>, Vec<String>)> {
     let mut figures = figures::recorded(root)?;
     for results in here {

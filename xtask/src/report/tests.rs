@@ -73,7 +73,7 @@ fn with(add: &[PathBuf]) -> Vec<Figure> {
     figures
 }
 
-/// Elements that are opened and not closed, or closed and not opened; what stands in `script` and `style` is no markup.
+/// Elements opened and not closed, or closed and not opened; the text of `script` and `style` is no markup.
 fn unbalanced(html: &str) -> Option<String> {
     const VOID: [&str; 8] = ["meta", "link", "br", "input", "!DOCTYPE", "hr", "img", "wbr"];
     let (mut open, mut rest): (Vec<&str>, &str) = (Vec::new(), html);

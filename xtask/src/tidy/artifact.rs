@@ -98,8 +98,8 @@ fn options(entry: &Entry) -> String {
     extent + &rate
 }
 
-/// What the points of a recorded run took, or at least: what they asked for, by its rows and the spec's grid. Then how many they are, and
-/// how many the spec has for such a machine, if that is another number.
+/// What a recorded run's points took, or at least: what they asked for, by its rows and the spec's grid. Then
+/// their count, and the spec's for such a machine if it differs.
 fn time(entry: &Entry, spec: &Spec) -> String {
     let mut grid = spec.grid(entry.extent);
     let asked = entry.rows.iter().map(|row| row.repetitions as f64 * grid.seconds_of(&row.series)).sum();

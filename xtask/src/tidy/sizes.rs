@@ -1,5 +1,5 @@
-//! `tidy large`: nothing that is fetched or dumped gets into git. `tidy sizes`: no file is long, no comment is
-//! wider than code, and in the NIC no function is long and no structure wide. And `tidy --report`: today's
+//! `tidy large`: nothing that is fetched or dumped gets into git. `tidy sizes`: no file is long, no comment
+//! is wider than code, and in the NIC no function is long and no structure wide. `tidy --report`: today's
 //! measures of the style card, none of which can fail.
 
 use std::collections::BTreeMap;

@@ -63,8 +63,8 @@ enum Ended {
     Never(anyhow::Error),
 }
 
-/// Fills `partial` from the publisher's server and returns the whole file's path. `show` is told how many bytes
-/// there are.
+/// Fills `partial` from the publisher's server and returns the whole file's path. `show` is told how many
+/// bytes there are.
 pub fn download(
     client: &Client,
     weights: &Weights,

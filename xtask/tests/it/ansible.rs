@@ -69,8 +69,8 @@ fn figure(
         ProgramOutput::within(limit, figure.args(words).args(more))
     };
     let mut said = run(&[]);
-    // Where so much else runs that a NIC's thread gets no core for half a second, its peer gives up, as a card does. The
-    // run says how to go on.
+    // On a busy machine a NIC's thread may get no core for half a second; its peer then gives up, as a card
+    // does. The run says how to go on.
     for _ in 0..4 {
         if said.ok || !said.text.contains("transport retry counter exceeded") {
             break;
@@ -82,7 +82,7 @@ fn figure(
     said
 }
 
-/// The points of a run that are whole; one of which a message is missing stays among the results, and was measured again.
+/// The whole points of a run; one that lacks a message stays among the results, and was measured again.
 pub fn whole_points(out: &Path) -> String {
     let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
     points
@@ -307,7 +307,7 @@ fn governor_and_idle_states_are_written_for_a_tuned_run_alone_and_get_back_what_
     let (said, log) = run("figure4.yml", &["-e", "tune=true"]);
     assert_eq!((said.ok, log), (false, tuned), "{}", said.text);
     is_as_before();
-    // A governor that one processor does not take: no transfer is begun, and the others get back what they had.
+    // A governor that one processor does not take: no transfer begins, and the others get back their old one.
     let file = "/root/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor";
     let takes_numbers = "/proc/sys/net/ipv4/ip_default_ttl";
     assert!(bed.on("node2", &format!("rm {file}; ln -s {takes_numbers} {file}")).ok);
@@ -453,7 +453,7 @@ fn figures_6_and_7_are_served_between_two_nodes_that_are_gone_afterwards() {
         let points = fs::read_to_string(out.join("results.jsonl")).unwrap();
         for point in points.lines().filter(|point| !point.contains("\"missing\":")) {
             let point: serde_json::Value = serde_json::from_str(point).unwrap();
-            // Each answer that was counted was compared, and is right; else the point is missing. Figure 6 counts those of each load.
+            // Counted answers were compared and right; else the point is missing. Figure 6 counts by load.
             let (detail, values) = (&point["detail"], &point["values"]);
             let loads = detail.as_object().unwrap().values().map(|load| &load["client"]);
             let all = loads.chain([detail]).filter_map(|client| client["answered"].as_f64());

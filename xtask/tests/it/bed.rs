@@ -13,7 +13,7 @@ pub const LIMIT: Duration = Duration::from_secs(300);
 /// How many times as long as on two quiet cores something may take on a machine that is busy with others.
 const SLOWER: f64 = 4.0;
 
-/// Asserts that this took no longer than that, and says it where the aim itself, that of two quiet cores, is missed.
+/// Asserts an upper bound on a time; prints it if only the aim, that of two quiet cores, is missed.
 #[track_caller]
 pub fn is_within(aim_s: f64, seconds: f64, what: &str) {
     let said = format!("{what}: {seconds:.1} s, at most {aim_s} s are the aim on two quiet cores\n");
@@ -110,7 +110,7 @@ impl Bed {
         there.filter(|name| name.contains(&format!("-{tag:08x}-"))).collect()
     }
 
-    /// Asserts that the machine has both namespaces, so that a test that looks for what is left looks for these.
+    /// Asserts that the machine has both namespaces, so that a test for what is left looks for these.
     pub fn has_namespaces(&self) {
         assert_eq!(self.namespaces().len(), 2, "{:?}", self.namespaces());
     }
@@ -138,8 +138,8 @@ pub struct ProgramOutput {
 }
 
 impl ProgramOutput {
-    /// Of a program that ends within [`LIMIT`]. Its stdin is its own: ssh makes the one that it has non-blocking, and so
-    /// for every process that shares it, and ansible refuses such a one.
+    /// Of a program that ends within [`LIMIT`]. It has its own stdin: ssh makes its stdin non-blocking for
+    /// every process that shares it, which ansible refuses.
     pub fn of(command: &mut Command) -> ProgramOutput {
         ProgramOutput::within(LIMIT, command)
     }

@@ -44,8 +44,8 @@ fn tuned_mtu(bed: &Bed) -> [String; 2] {
         .map(|node| bed.on(node, "cat /sys/class/net/eth0/mtu; ls /run/doorbell-tuned 2>&-").text)
 }
 
-/// The example for two real hosts, with nodes in their place. Left out of it: a card, packages that are installed, and what nodes share
-/// with this machine.
+/// The example for two real hosts, with nodes in their place. Left out: a card, installed packages, and what
+/// nodes share with this machine.
 fn two_hosts(bed: &Bed) -> String {
     let file = with_changes(
         bed,
@@ -174,7 +174,7 @@ fn programs_on_the_hosts_end_when_the_command_is_killed() {
     }
 }
 
-/// A generator that needs no NIC: ten packets a point, which the card counts in the sysfs of the host that sends, or receives.
+/// A generator without a NIC: ten packets a point, counted in the sysfs of the host that sends or receives.
 const COUNTS: &str = r#"#!/usr/bin/python3
 import json, socket, sys
 def count(name):

@@ -66,7 +66,7 @@ fn all_figures_are_measured_and_stand_on_one_page() {
     assert!(build.status().unwrap().success());
     let since = Instant::now();
     let (mut is_whole, mut said) = xtask(&["figure", "all", "--smoke"], &out);
-    // Where so much else runs that a program is silent for a minute, its figure fails. The command says how to go on.
+    // On a busy machine a program may be silent for a minute; its figure fails, and says how to go on.
     for _ in 0..4 {
         if is_whole || !said.contains("go on with: cargo xtask figure all --smoke --resume ") {
             break;

@@ -1,4 +1,4 @@
-//! `tune.yml` and `restore.yml` on this machine, with a sysfs of files and stand-ins for the programs of a GPU.
+//! `tune.yml` and `restore.yml` on this machine, with a sysfs of files and stand-ins for a GPU's programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use measure::need;
 
 use crate::bed::ProgramOutput;
 
-/// Two GPUs, of which one takes no application clocks while `/refuses` is there; each call is a line of `/calls`.
+/// Two GPUs; one takes no application clocks while `/refuses` is there; each call is a line of `/calls`.
 const NVIDIA_SMI: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 case $1 in

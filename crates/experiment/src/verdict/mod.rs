@@ -40,8 +40,8 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Of several verdicts on one claim the greatest counts: of those that could judge it, those with the strongest label, and of these the
-    /// one that is furthest from reproducing it. Where none could, the one that lacks least.
+    /// Of several verdicts on one claim the greatest counts. Of those that could judge it: the strongest
+    /// label, then the furthest from reproducing it. If none could, the one that lacks least.
     pub fn rank(&self, label: Label) -> impl Ord + use<> {
         let (could, worst, lacks) = match self {
             Verdict::NotReproduced => (3, 3, 0),
@@ -109,7 +109,7 @@ impl Judged {
             && about(other).iter().all(|subject| known.contains(subject))
     }
 
-    /// The verdict as it is printed: an aim is met or not, and one that was taken beside other programs says so.
+    /// The verdict as it is printed: an aim is met or not; one measured beside other programs says so.
     pub fn said(&self) -> String {
         let load = if self.disturbed { ", under load" } else { "" };
         match (&self.verdict, self.aim) {

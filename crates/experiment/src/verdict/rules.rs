@@ -208,8 +208,8 @@ fn fills(points: &[Point], series: &str, at_least: f64, [first, last]: [u64; 2],
     if sizes.is_empty() {
         return Finding::missing(&format!("{series} from {first} to {last} B"), Vec::new());
     }
-    // A poster that is too slow for a link leaves it idle, however well the link is filled otherwise. The time of a post is of one
-    // request, with its share of a list's doorbell.
+    // A poster that is too slow for a link leaves it idle, however well the link is filled otherwise. A
+    // post's time is that of one request, with its share of a list's doorbell.
     let post_ns = medians("post_ns");
     let posts_allow =
         |size: u64| post_ns.get(&size).map_or(f64::INFINITY, |ns| model.posting_gbps(size, *ns));
@@ -256,8 +256,8 @@ fn quotients(points: &[Point], series: &str, by: &str, field: &str) -> Vec<f64> 
 /// Parts of a difference that its evidence names.
 const NAMED: usize = 2;
 
-/// In which parts of a number a series differs most from another, within a repetition, and their shares of all parts' difference; `None`
-/// where no part was measured of both.
+/// The parts in which a series differs most from another within a repetition, with their shares of all parts'
+/// difference. `None` if no part was measured in both.
 fn difference(points: &[Point], series: &str, by: &str, parts: &[String]) -> Option<String> {
     let of = |part: &String| {
         let below = own_values(points, by, part);

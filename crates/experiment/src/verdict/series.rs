@@ -12,15 +12,15 @@ pub fn matches(pattern: &str, series: &str) -> bool {
     pattern.strip_suffix('*').map_or(pattern == series, |start| series.starts_with(start))
 }
 
-/// Series of the points that a pattern names; the pattern itself when there is none, to be reported as missing. A series that hands
-/// over lists alone is not what the paper measured, and a pattern does not mean it beside one that posts one by one.
+/// The series that a pattern names, or the pattern itself if there is none, to be reported as missing. A
+/// series that posts only lists is left out beside one that posts one by one: the paper measured no lists.
 pub fn expand(pattern: &str, points: &[Point]) -> Vec<String> {
     let one_by_one: Vec<Point> = points.iter().filter(|point| point.is_base()).cloned().collect();
     let asked = one_by_one.iter().any(|point| matches(pattern, &point.series));
     named(pattern, if asked { &one_by_one } else { points })
 }
 
-/// The same with lists, for what a poster's lists have no part in.
+/// Like [`expand`], but lists count too: for numbers that a poster's lists do not change.
 pub fn named(pattern: &str, points: &[Point]) -> Vec<String> {
     let found = points.iter().filter(|point| matches(pattern, &point.series));
     let mut found: Vec<String> = found.map(|point| point.series.clone()).collect();
@@ -39,9 +39,9 @@ pub fn divisor(claim: &Claim, series: &str, by: &str) -> String {
     }
 }
 
-/// Refuses a claim that no points could judge: a pattern that names no series of the grid, or a series without its baseline.
+/// Refuses a claim that cannot be judged: a pattern names no series of the grid, or a baseline is missing.
 ///
-/// A claim may name the series of a published curve, which only a run on that very GPU has. A grid without series says nothing.
+/// A claim may name the series of a published curve, which needs that very GPU. An empty grid is not checked.
 pub fn ensure_named(claim: &Claim, grid: &[String], published: &[Curve]) -> Result<()> {
     if grid.is_empty() {
         return Ok(());

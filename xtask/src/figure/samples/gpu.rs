@@ -1,7 +1,7 @@
-//! Clocks and power of a GPU, by one `nvidia-smi` that says a line a second for the whole run; energy, by the count of its driver.
+//! Clocks and power of a GPU, from one `nvidia-smi` a run, with a line a second; energy, from its driver.
 //!
-//! Source: `nvidia-smi --help-query-gpu`, which has no count of energy: `gpu-probe --energy` asks NVML for it before and after a point.
-//! Programs that stay cost less than one a second.
+//! Source: `nvidia-smi --help-query-gpu`, which has no count of energy: `gpu-probe --energy` asks NVML for it
+//! before and after a point. Programs that stay cost less than starting one a second.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -187,7 +187,7 @@ impl Readers {
     }
 }
 
-/// The numbers of a line, `1980, 2619, 70.34`; one that the GPU does not say is `[N/A]`. No line with another count of fields.
+/// The numbers of a line, `1980, 2619, 70.34`; `[N/A]`: the GPU says none. `None`: not 3 fields.
 fn reading(line: &str) -> Option<Line> {
     let fields: Vec<Option<f64>> = line.split(',').map(|field| field.trim().parse().ok()).collect();
     fields.try_into().ok()

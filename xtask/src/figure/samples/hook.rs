@@ -1,6 +1,6 @@
-//! `--counters-hook COMMAND`: counters that only the user can read, a switch's for example. It is run before and after each point.
+//! `--counters-hook COMMAND`: counters that only the user can read, a switch's for example.
 //!
-//! It prints lines `name,value`. `docs/samples.md` has the format and an example.
+//! Run before and after each point, it prints lines `name,value`. `docs/samples.md`: format and example.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -1,8 +1,8 @@
-//! CPU use, frequency and energy of this machine while a point is measured, read once a second by a thread of their own.
+//! CPU use, frequency and energy of this machine during a point, read once a second by a separate thread.
 //!
-//! Source: `proc_stat(5)`; `Documentation/admin-guide/pm/cpufreq.rst` (`scaling_cur_freq`, in kHz); `Documentation/power/powercap`
-//! (`energy_uj` of `intel-rapl:N`, which AMD's processors have too, begins again at `max_energy_range_uj`; `name` is `package-N` for a
-//! processor, and `psys` for the platform, whose energy has that of the processors in it).
+//! Source: `proc_stat(5)`; `Documentation/admin-guide/pm/cpufreq.rst` (`scaling_cur_freq`, in kHz);
+//! `Documentation/power/powercap` (`energy_uj` of `intel-rapl:N`, also AMD's, wraps at `max_energy_range_uj`;
+//! `name`: `package-N` for a processor, `psys` for the platform, processors included).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -188,7 +188,7 @@ pub struct MachineSampler {
 }
 
 impl MachineSampler {
-    /// Reads from now on. The first reading within a point is after half of its `seconds`, so that a short one has one.
+    /// Reads from now on. The first reading is after half of `seconds`, so that a short point has one.
     pub fn start(machine: &Machine, seconds: f64) -> Result<MachineSampler> {
         let (over, is_over) = channel();
         let machine = machine.clone();
@@ -245,7 +245,7 @@ impl State<'_> {
         State { machine, since: Instant::now(), last, readings }
     }
 
-    /// Reads gauges while the point is measured, and rates over no less than half a second, unless the point itself is shorter.
+    /// Reads gauges during the point, and rates over at least half a second, unless the point is shorter.
     fn read(&mut self, is_over: bool) {
         let seconds = self.since.elapsed();
         let now = self.machine.read();

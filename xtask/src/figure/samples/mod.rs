@@ -1,7 +1,7 @@
 //! Samples: what CPU, GPU, NIC and switch did while each point of a figure was measured (`docs/samples.md`).
 //!
-//! A thread reads once a second, counters are read before and after the point. The samples decide nothing: what cannot be read is
-//! «n/a: why», and the point stands.
+//! A thread reads once a second, counters are read before and after the point. The samples decide nothing:
+//! what cannot be read is «n/a: why», and the point stands.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -85,7 +85,7 @@ pub struct Sampled<'a> {
 }
 
 impl Sampled<'_> {
-    /// For a run with this provenance, and with these readings of its GPU. Error: refused, for a hook that does not work.
+    /// For a run with this provenance and these readings of its GPU. Error: refused, a hook does not work.
     pub fn new<'a>(
         bench: &'a mut dyn Bench,
         how: &resume::Options,

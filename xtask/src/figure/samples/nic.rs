@@ -1,7 +1,7 @@
 //! Counters of the NIC under a point: the software NIC's own, or those of a card's port and interface.
 //!
-//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` (`counters`, `hw_counters`), `ethtool(8)`. A process on the software NIC leaves
-//! its counters as it ends, by the names of `softnic ctl counters`; both ends of a point count together.
+//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` (`counters`, `hw_counters`), `ethtool(8)`. A
+//! software NIC leaves its own as its process ends (names: `softnic ctl counters`); both ends are summed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -94,7 +94,7 @@ impl Counters {
     }
 }
 
-/// By how much each counter grew, as `BEGINNING.name`; those that are not in both, or went back, are absent with the reason.
+/// Each counter's growth, as `BEGINNING.name`; one not in both, or that went back, is absent with the reason.
 pub fn differences(
     beginning: &str,
     before: &BTreeMap<String, f64>,

@@ -1,7 +1,7 @@
-//! Samples of a transfer between two hosts, taken where its programs run: counters of their NICs, and use of processors.
+//! Samples of a transfer between two hosts, taken on these: counters of their NICs, and use of processors.
 //!
-//! On each host a shell, which ssh starts once, reads the counters. A program on a software NIC leaves its own as it ends; a receiver
-//! serves every point, and `softnic ctl` asks it. A card's are those of `nic.rs`, in the host's own sysfs.
+//! On each host a shell, started once by ssh, reads counters. A program leaves its software NIC's as it ends;
+//! a receiver serves every point, and `softnic ctl` asks it. A card's: see `nic.rs`, in the host's sysfs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::figure::nodes::Nodes;
 use crate::process::{JsonProgram, WAIT};
 use crate::testbed::hosts::Host;
 
-/// Run by `sh` with a folder to make, `softnic` and its fabric: answers each line of stdin, and removes the folder when stdin ends.
+/// Run by `sh` with a folder, `softnic` and its fabric: makes the folder, answers lines of stdin, removes it.
 const READER: &str = r#"mkdir -m 700 "$1" || exit
 trap 'rm -r "$1"' EXIT
 echo '{"kind":"ready"}'
@@ -29,7 +29,7 @@ while read -r request; do
     printf '{"kind":"answer","nics":[%s]}\n' "$nics"
 done"#;
 
-/// Shell that reads a card's counters from the host's sysfs and `ethtool`. Arguments: the sysfs, and the device.
+/// Shell that reads a card's counters from the host's sysfs and `ethtool`. Arguments: the sysfs, the device.
 const CARD_READER: &str = r#"PATH=$PATH:/usr/sbin:/sbin
 device=$1/class/infiniband/$2
 echo '{"kind":"ready"}'
@@ -67,7 +67,7 @@ pub struct BetweenNodes<'a> {
 }
 
 impl BetweenNodes<'_> {
-    /// Starts the readers of samples. `stands`: the second end serves every point. Error: a reader cannot be started there.
+    /// Starts the readers. `stands`: the second end serves every point. Error: a reader cannot start.
     pub fn start<'a>(
         bench: &'a mut dyn Bench,
         nodes: &'a Nodes,
@@ -133,12 +133,12 @@ struct OnNodes<'a> {
     nodes: &'a Nodes,
     /// NICs of each host that have to be there before a point.
     least: [usize; 2],
-    /// Name of the host, and the shell there. Error: why nothing is read, from the first failure on: a late answer would pass for the
-    /// next one.
+    /// Name of the host, and the shell there. Error: why nothing is read, from the first failure on: a late
+    /// answer would pass for the next one.
     readers: Result<[(String, JsonProgram); 2], String>,
 }
 
-/// What was read before a point. Counters: the sums of both hosts' software NICs, or those of each card; or why there are none.
+/// What was read before a point. Counters: sums of both hosts' software NICs, or each card's; or why none.
 struct PointStart {
     at: Instant,
     used_s: Option<f64>,
@@ -197,8 +197,8 @@ impl OnNodes<'_> {
     }
 }
 
-/// The counters of both hosts, those of the same name together. `ends`: how the names of each begin. Error: which host does not say,
-/// or has had fewer NICs than `least`.
+/// The counters of both hosts, those of the same name summed. `ends`: prefixes of each host's names. Error:
+/// which host does not answer, or has had fewer NICs than `least`.
 fn read(
     readers: &mut [(String, JsonProgram); 2],
     ends: &[String; 2],

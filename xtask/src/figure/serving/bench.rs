@@ -1,4 +1,4 @@
-//! What figures of a server share: the programs on their NIC, a server that listens, its clients, and what a point stands on.
+//! What figures of a server share: programs on their NIC, a listening server, its clients, a point's basis.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ pub const END: Duration = Duration::from_secs(60);
 pub const SILENCE: Duration = Duration::from_secs(60);
 /// Longest that a model's reference may take.
 pub const REFERENCE: Duration = Duration::from_secs(120);
-/// How far an answer may lie from the reference, as a share of its root mean square: engines add in orders of their own.
+/// Largest error of an answer, as a share of the reference's root mean square: engines add in other orders.
 const TOLERANCE: &str = "1e-3";
 /// Packages of the programs; behind them those that tell of another NIC than this machine's software NIC.
 const PACKAGES: [&str; 12] = [
@@ -186,8 +186,8 @@ impl ServerFigure {
         })
     }
 
-    /// The file that a model's answers are compared with, and its engine and SHA-256 in words. By ONNX Runtime, or, where it is not, by our kernels without a
-    /// server: on the GPU, launched by the CPU, or on the twin.
+    /// The file to compare a model's answers with, and its engine and SHA-256 in words. By ONNX Runtime, else
+    /// by our kernels without a server: on the GPU, launched by the CPU, or the twin.
     fn reference(&self, spec: &Spec, model: &str) -> Result<(PathBuf, String)> {
         let file = self.how.out.join(format!("reference-{model}.f32"));
         // One of an earlier run must not be taken for this one's.
@@ -435,7 +435,7 @@ pub fn ended(client: &mut JsonProgram, run: &Value, since: Instant) -> Result<()
     Ok(())
 }
 
-/// Why a client's last line is no measurement: answers that are wrong, not compared, lost, of no request, or refusals.
+/// Why a client's last line is no measurement: answers wrong, not compared, lost or duplicate, or refusals.
 pub fn missing(run: &Value) -> Option<String> {
     let refused = run["refused"].as_object().map(|all| all.values().filter_map(Value::as_u64).sum());
     if run["reference"] != true {
@@ -449,7 +449,7 @@ pub fn missing(run: &Value) -> Option<String> {
     })
 }
 
-/// The end of a dry run: which of `plots` (name, title, series) are drawn of the series that are kept, and what is judged.
+/// The end of a dry run: which of `plots` (name, title, series) the kept series draw, and what is judged.
 pub fn drawn_and_judged<'a>(
     experiment: &Experiment,
     plots: impl Iterator<Item = (&'a String, &'a String, &'a Vec<String>)>,

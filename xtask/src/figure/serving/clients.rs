@@ -1,7 +1,7 @@
 //! Many clients of a server beside one that has as many requests in flight.
 //!
-//! A series is `gpu-COUNT-MODEL`. A point is a server and so many clients, each a process; what counts is the time in which all of them
-//! are served (`experiments/bench-clients/README.md`).
+//! A series is `gpu-COUNT-MODEL`. A point is a server and so many client processes; what counts is the time
+//! in which all of them are served (`experiments/bench-clients/README.md`).
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -84,7 +84,7 @@ struct Clients<'a>(&'a ServerBench<'a>);
 /// Answers of a client, as it says each second: when that was heard, and how many in all.
 type Heard = Vec<(f64, u64)>;
 
-/// What a client said, its last line, and what it used of the CPU for how many answers, between the first and the last look at it.
+/// What a client said, its last line, and its use of the CPU and answers between the first and last look.
 struct HeardClient {
     heard: Heard,
     run: Value,
@@ -152,7 +152,7 @@ fn hear(client: &mut Started, since: Instant, seconds: f64) -> Result<HeardClien
     }
 }
 
-/// From when until when all were served, and the answers a second of each in that time; `None` if a client said less than two lines then.
+/// When all were served, and each one's answers a second then; `None` if a client said under two lines.
 fn together(heard: &[&Heard]) -> Option<([f64; 2], Vec<f64>)> {
     let ends =
         |of: &dyn Fn(&Heard) -> Option<f64>| heard.iter().map(|one| of(one)).collect::<Option<Vec<f64>>>();
@@ -166,7 +166,7 @@ fn together(heard: &[&Heard]) -> Option<([f64; 2], Vec<f64>)> {
     Some(([begin, end], heard.iter().map(rate).collect::<Option<Vec<f64>>>()?))
 }
 
-/// Puts what the clients' processes used for an answer, and the server's in the time in which all were served, into a point.
+/// Puts the clients' use per answer, and the server's while all were served, into a point.
 fn fill_use(
     point: &mut Point,
     clients: &[HeardClient],

@@ -1,7 +1,7 @@
 //! Figure 7: what a server uses of the CPU while a GPU serves, by how its thread waits.
 //!
-//! A series is `gpu-LINE-MODEL`, or `gpu-LINE+MODE-MODEL` for another of the server's modes than gpu-graph. A point is a server and a client of their own: the line is the server's `--sleep`. `cpu.rs` reads what the
-//! server's threads use; phases are initialisation, serving and end (`experiments/fig7/README.md`).
+//! A series is `gpu-LINE-MODEL`, or `gpu-LINE+MODE-MODEL` for a MODE other than gpu-graph. A point has its
+//! own server, with LINE as `--sleep`, and client. Phases: init, serving, end (`experiments/fig7/README.md`).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -151,7 +151,7 @@ struct Phases {
     /// Seconds, cores, and the NIC's cores.
     cores: Vec<[f64; 3]>,
     watts: Option<f64>,
-    /// From a signal until the sleeping server's answer was read; `None` as `stopped`, and of a server that does not sleep so.
+    /// From a signal until the sleeping server's answer; `None` by ssh, and if the server sleeps otherwise.
     woken: Option<Duration>,
     /// From SIGTERM until the server's last line; `None`: a signal by ssh takes longer than that.
     stopped: Option<Duration>,
@@ -220,7 +220,7 @@ impl Served<'_> {
         Ok((server, watch, address))
     }
 
-    /// Runs a second of a model, by another program: alone before and after, and beside a server without requests.
+    /// Another program's runs of a model a second: alone before and after, and beside an idle server.
     fn steals(&self, line: &Line<'_>, name: &str, seconds: f64) -> Result<[f64; 2]> {
         let figure = self.bench.figure;
         let logs = figure.how.out.join("logs");
@@ -295,7 +295,7 @@ impl Served<'_> {
     }
 }
 
-/// The last look at a process that ends, behind `last`: its sum is there until its parent waits for it, its threads are not.
+/// The last look at an ending process, after `last`: until its parent waits it has its sum, but no threads.
 fn last_look(watch: &ProcessSampler, limit: Duration, mut last: ProcessSnapshot) -> ProcessSnapshot {
     let since = Instant::now();
     while since.elapsed() < limit {

@@ -1,4 +1,4 @@
-//! A server or a client that a point started, on this machine or on a host: what it says, its signals, and what it uses of the CPU.
+//! A server or client that a point started, here or on a host: what it prints, its signals, its CPU use.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

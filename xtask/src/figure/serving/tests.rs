@@ -1,4 +1,4 @@
-//! Figure 7 by stand-ins: a server that works as long as it is told to, and a client that says what a client says.
+//! Figure 7 with stand-ins: a server that works as long as it is told to, and a client that prints its lines.
 
 use std::fs;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ const PROBE: &str = r#"#!/bin/sh
     exec echo '{"gpus":[{"name":"A","arch":"sm_80","bus":"0"}],"missing":[]}'
 mj=7; while [ "$*" = "--energy 0" ] && read -r asked; do mj=$((mj+2500)); echo "{\"kind\":\"answer\",\"energy_mj\":$mj}"; done
 "#;
-/// Works all the time where it is told to spin, and ends by SIGTERM. The client waits until it has worked for 0.4 s.
+/// Works all the time if told to spin, and ends by SIGTERM. The client waits until it has worked for 0.4 s.
 const SERVER: &str = r#"#!/bin/sh
 trap 'echo "{\"kind\":\"served\"}"; exit 0' TERM
 trap 'echo "{\"kind\":\"status\"}"' USR1

@@ -1,4 +1,4 @@
-//! Cores of each of a server's threads while it serves: a number of its point, `thread NAME`, so that recorded rows keep them.
+//! Cores of each server thread while it serves: a point's number `thread NAME`, which recorded rows keep.
 
 use experiment::point::Point;
 use experiment::table::{Row, number};
@@ -24,8 +24,8 @@ fn owner(name: &str) -> &'static str {
     }
 }
 
-/// A line for each thread of each row, titles first: series, thread, the part that has it, median of its cores, least and most. No line but the
-/// titles where no thread was counted.
+/// A line for each thread of each row: series, thread, the part that has it, median of its cores, least and
+/// most. Titles come first; they stand alone if no thread was counted.
 pub fn table(rows: &[Row]) -> Vec<Vec<String>> {
     let mut table = vec![["series", "thread", "of", "cores", "range"].map(str::to_owned).to_vec()];
     for row in rows {

@@ -1,7 +1,7 @@
 //! Figure 6: how long a server takes for a request, by what drives the GPU.
 //!
-//! A series is `gpu-DRIVER-MODEL`, or `gpu-DRIVER+VARIANT-MODEL`, whose requests are other ones. A point is a server that notes its steps
-//! (`--trace`) and one client after the other, each with a load of its own (`experiments/fig6/README.md`). Where a flag tells of a request, the NIC's counters time it.
+//! A series is `gpu-DRIVER-MODEL`, or `gpu-DRIVER+VARIANT-MODEL` with other requests. A point: a `--trace`
+//! server, and one client per load (`experiments/fig6/README.md`). NIC counters time requests by flag.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -25,15 +25,15 @@ pub const APP: &str = "serving-time";
 /// The steps of a request, as the server calls them.
 const STEPS: [&str; 9] = ["queue", "wait", "to_gpu", "copy_in", "run", "copy_out", "to_cpu", "send", "other"];
 
-/// One of so many answers may have a receive completion that is stamped too late: the system's clock may be set while a point runs. The
-/// software NIC's are never, as the tests ask; no card was tried.
+/// One answer in so many may have a receive completion stamped too late, as the system's clock may be set
+/// while a point runs. The software NIC's never are, as the tests ask; no card was tried.
 const DISORDERED: u64 = 1000;
 
-/// The emulated NIC, not the server, limits a load whose requests take more than 1/0.9 of the time in which they are due, while the server
-/// is busy for less than 0.9 of it.
+/// The emulated NIC, not the server, limits a load whose requests take more than 1/0.9 of the time in which
+/// they are due, while the server is busy for less than 0.9 of it.
 const BUSY: f64 = 0.9;
 
-/// And while a request waits in the server for less than so much of the time that it keeps the server busy.
+/// The NIC limits it only if a request's wait in the server is below this share of its time of service.
 const QUEUED: f64 = 0.5;
 
 /// How a client loads the server.
@@ -51,7 +51,7 @@ enum Load {
 impl Load {
     const ALL: [Load; 4] = [Load::Full, Load::One, Load::Half, Load::Most];
 
-    /// Those of a pass, in their order. The open loops are in the second one: their rate depends on [`Load::One`] of other series.
+    /// A pass's loads in order. The open loops come second: [`Load::One`] of other series sets their rate.
     fn of_pass(pass: u64) -> [Load; 2] {
         if pass == 0 { [Load::Full, Load::One] } else { [Load::Half, Load::Most] }
     }
@@ -69,7 +69,7 @@ impl Load {
 /// The variant whose requests arrive by flag writes.
 const FLAG: &str = "flag";
 
-/// Requests that are due on average in the time of a load, at least: a twin on a busy machine serves one a second.
+/// Least number of requests due on average in a load's time: a twin on a busy machine serves one a second.
 const ARRIVALS: f64 = 4.0;
 
 /// A series taken apart.
@@ -273,8 +273,8 @@ impl run::Bench for Timed<'_> {
     }
 }
 
-/// Runs a second that the GPU can do of the series's model, by the longest run under [`Load::One`] of all series that drive it, in the
-/// series's repetition; a kernel that stays has its own. Error: one of them has no whole point.
+/// Runs a second of the series's model that the GPU can do, by the longest run under [`Load::One`] of all
+/// drivers in this repetition; a kernel that stays has its own. Error: one of them has no whole point.
 fn known(all: &[String], points: &[Point], key: &Key) -> Result<f64> {
     let line = Line::of(&key.series)?;
     let mut most_us: f64 = 0.0;
@@ -298,8 +298,8 @@ fn known(all: &[String], points: &[Point], key: &Key) -> Result<f64> {
     Ok(1e6 / most_us)
 }
 
-/// How long a request keeps the server from beginning the next one under a load: `fair` computes one beside the copies of others. None
-/// where a step was not timed.
+/// How long a request keeps the server from beginning the next under a load: `fair` computes one beside the
+/// copies of others. `None`: a step was not timed.
 fn taken_us(point: &Point, load: Load) -> Result<Option<f64>> {
     let us = |step: &str| point.values.get(&format!("{}_{step}_us", load.name())).copied();
     Ok(match Line::of(&point.series)?.driver {
@@ -308,8 +308,8 @@ fn taken_us(point: &Point, load: Load) -> Result<Option<f64>> {
     })
 }
 
-/// Says in a point whether the emulated NIC, and not the server, limits a load that took so many seconds: requests came late to a server
-/// that was idle, and did not queue there. A card never does. Says nothing where one of its numbers is missing.
+/// Says in a point whether the emulated NIC, not the server, limits a load of so many seconds: requests
+/// reached an idle server late, and did not queue. A card never does. Says nothing if a number is missing.
 fn fill_limit(point: &mut Point, load: Load, seconds: f64) -> Result<()> {
     let value = |what: &str| point.values.get(&format!("{}_{what}", load.name())).copied();
     let is_late = match load {
@@ -406,10 +406,10 @@ fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()
     Ok(())
 }
 
-/// What a NIC had counted: its queues' first sends behind a message of the peer, and the time until then in ns.
+/// A NIC's counts: its queues' first sends after a message of the peer, and the time until these in ns.
 type Turnarounds = [u64; 2];
 
-/// Puts the service of one request at a time into its point, by the counters of the server's NIC before and behind the client.
+/// Puts the service of one request at a time into its point, by the server NIC's counters before and after.
 fn fill_by_the_nic(point: &mut Point, run: &Value, before: Turnarounds, after: Turnarounds) {
     let [count, ns] = [0, 1].map(|at| after[at].saturating_sub(before[at]));
     let answered = run["answered"].as_u64().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The report in headless Chromium: in both themes and at the width of a telephone, by a script that is put behind a copy of the page;
-//! and as it is printed, by the words of the PDF.
+//! The report in headless Chromium: in both themes and at a telephone's width, by a script put behind a copy
+//! of the page; and as it is printed, by the PDF's words.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -16,8 +16,8 @@ const LIMIT_S: &str = "120";
 /// Width of a telephone.
 const NARROW: u32 = 390;
 
-/// The browser, to which a copy of the page is given. The page is ours; root has no sandbox. A profile of its own, and the time of timers
-/// at once. `timeout` ends one that hangs, with status 124.
+/// The browser, which gets a copy of the page. No sandbox: the page is ours, and root has none. Its own
+/// profile; timers fire at once. `timeout` ends one that hangs, with status 124.
 fn browser(chromium: &Path, stage: &Stage) -> Command {
     let mut browser = Command::new("timeout");
     browser.args(["--kill-after=5", LIMIT_S]).arg(chromium).args([
@@ -92,7 +92,7 @@ fn in_a_browser_the_page_is_quiet_fits_a_telephone_and_can_be_read_in_both_theme
     }
 }
 
-/// What is wrong with an entry's plots: each names its series in itself, ours and the published ones, and ours alone in figure 1.
+/// An entry's faulty plots: each must name ours and the published series; figures 1 and 3 name ours alone.
 fn fault(figure: u32, panel: &Value) -> Option<String> {
     let Some(plots) = panel["plots"].as_array() else { return Some(format!("no plots: {panel}")) };
     let count = |plot: &Value, what: &str| plot[what].as_u64().unwrap_or(0);
@@ -222,8 +222,8 @@ fn words(markup: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// What is wrong with the printed page: it is one sheet or of another size, shrunk, wider than its margins; or words are cut off that a
-/// plot or the last column of the claims has.
+/// What is wrong with the printed page: one sheet or another size, shrunk, wider than its margins; or words
+/// of a plot or of the claims' last column are cut off.
 fn print_faults(pages: &Printed, wanted: &[(String, Vec<String>)]) -> Vec<String> {
     const A4: f64 = 595.0;
     const MARGIN: f64 = 39.0;
@@ -278,7 +278,7 @@ fn in_a_browser_the_page_is_printed_whole_with_every_figure() {
         wanted.push((figure.name().to_owned(), plots));
     }
     assert_eq!(print_faults(&printed(&chromium, &stage, "whole", &page), &wanted), [""; 0]);
-    // Tables that scroll, plots behind tabs, a page that is shrunk to hold something wide, and no rules for print at all.
+    // Tables that scroll, plots behind tabs, a page shrunk to hold something wide, and no rules for print.
     let without = |rule: &str| {
         assert_eq!(page.matches(rule).count(), 1, "{rule}");
         page.replace(rule, "")
