@@ -47,7 +47,7 @@ defaults! {
         link_layer: LinkLayer = LinkLayer::default(),
         /// Active MTU of the ports in bytes.
         mtu: u16 = 4096,
-        /// Address of `mlx5_0`, port 1, in its GIDs on RoCE; the n-th port after it has the n-th address.
+        /// Address of `mlx5_0`, port 1, in its GIDs on RoCE; each further port has the next address.
         ipv4: Ipv4Addr = Ipv4Addr::LOCALHOST,
         ipv6: Option<Ipv6Addr> = None,
         path: LinkPath = LinkPath::default(),

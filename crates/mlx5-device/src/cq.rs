@@ -164,7 +164,8 @@ impl Cqs {
         self.table.get(place).map_or(64, |cq| cq.cqe_size as usize)
     }
 
-    /// Writes a CQE, and gives the event it was armed for. A full CQ fails here, its QPs after this poll.
+    /// Writes a CQE, and gives the event that the CQ was armed for. A full CQ fails here, its QPs after
+    /// this poll.
     #[inline(always)]
     pub(super) fn complete<M: Memory>(
         &mut self,

@@ -16,7 +16,7 @@ pub struct Settings {
     pub loss: Option<f64>,
     /// Probability, 0 to 1, that later packets arrive before a packet; shared memory keeps its order.
     pub reorder: Option<f64>,
-    /// Where the generator of losses begins.
+    /// Where the generator of losses and of reordering begins.
     pub seed: Option<u64>,
     /// One-way delay of what leaves.
     pub delay: Option<Span>,

@@ -161,8 +161,9 @@ impl DeviceConfig {
         (0..config.all_ports()).map(|place| DeviceConfig::new(config, place)).collect()
     }
 
-    /// The port at `place`: MAC ending in `place + 1`, InfiniBand's LID; the `place`-th addresses after the
-    /// first. GUID: its device's first port's. RoCE GIDs as on cards, v1 and v2 each: link-local, IPv4, IPv6.
+    /// The port at `place`: MAC ending in `place + 1`, on InfiniBand LID `place + 1`; the `place`-th
+    /// addresses after the first. GUID: its device's first port's. RoCE GIDs as on cards: link-local, IPv4,
+    /// IPv6, each v1 and v2.
     pub fn new(config: &NicConfig, place: u8) -> DeviceConfig {
         let number = place.wrapping_add(1);
         let mac = [0x0c, 0x42, 0xa1, 0x03, 0x00, number];

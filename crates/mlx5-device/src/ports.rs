@@ -23,7 +23,7 @@ pub(super) struct Ports {
     /// Ports of each device.
     pub each: u8,
     pub link_layer: LinkLayer,
-    path: LinkPath,
+    pub path: LinkPath,
     /// Packets can leave.
     pub wire: bool,
 }

@@ -68,7 +68,7 @@ pub(super) struct Path {
     /// How the peer is reached. Over the wire its queue sends and takes packets.
     pub way: Way,
     pub address: PathAddress,
-    /// That no route leads to the peer was said.
+    /// Whether the missing route was explained.
     pub explained: bool,
 }
 
@@ -195,7 +195,7 @@ impl Qp {
         self.sq.empty();
         (self.rq.taken, self.rq.posted) = (0, 0);
         self.rq.pointers.clear();
-        self.path.way = Way::Nowhere;
+        (self.path.way, self.path.explained) = (Way::Nowhere, false);
     }
 
     /// Whether a packet is of the queue's peer: in shared memory by QPN, on a wire addresses were compared.

@@ -100,7 +100,7 @@ impl<M: Memory> Core<M> {
             let (way, address) =
                 self.ports.way_to(qp.path.port, &qp.attributes.address, qp.attributes.dest_qpn);
             if way == Way::Nowhere {
-                self.explain_no_route(qp, &address);
+                self.explain_no_route(qp, &address, qp.attributes.dest_qpn);
             }
             (qp.path.way, qp.path.address) = (way, address);
         }

@@ -214,8 +214,8 @@ impl<M: Memory> Core<M> {
         // Of a READ the request has left, which has none of its bytes.
         let sent = if packet.payload.length > 0 { carried } else { length };
         if way == Way::Nowhere && datagram {
-            let path = request.path;
-            self.explain_no_route(qp, &path);
+            let (path, peer) = (request.path, request.packet.dst_qpn);
+            self.explain_no_route(qp, &path, peer);
         }
         Ok(sent)
     }

@@ -8,17 +8,18 @@ use core::net::Ipv6Addr;
 use roce::wire::Gid;
 use roce::wire::ip_of;
 
+use super::ah;
 use super::core::Core;
 use super::model::{GidEntry, GidKind};
 use super::qp::Qp;
 use crate::carrier::{Carrier, PathAddress};
-use crate::config::LinkLayer;
+use crate::config::{LinkLayer, LinkPath};
 use crate::reason::About;
 
 impl<M> Core<M> {
-    /// Says once a queue that no route leads to a peer's address, and which GID may have one.
+    /// Says once a queue that no route leads to a peer, and what would have one.
     #[cold]
-    pub(super) fn explain_no_route(&mut self, qp: &mut Qp, path: &PathAddress) {
+    pub(super) fn explain_no_route(&mut self, qp: &mut Qp, path: &PathAddress, peer: u32) {
         if std::mem::replace(&mut qp.path.explained, true) {
             return;
         }
@@ -29,16 +30,33 @@ impl<M> Core<M> {
                 format!("{} from {}", Ipv6Addr::from(path.dgid), Ipv6Addr::from(path.sgid))
             }
         };
+        let why = self.why_no_route(qp.path.port, path, peer);
+        self.host.explain(About::Qp(qp.qpn, None), "no-route", format!("nothing reaches {ends}: {why}"));
+    }
+
+    fn why_no_route(&self, port: usize, path: &PathAddress, peer: u32) -> String {
+        let (ports, configs) = (&self.ports, &self.ports.configs);
+        let there = ah::resolve(configs, port, path.dlid, path.grh.then_some(&path.dgid));
+        if let Some(there) = there.filter(|_| ports.path != LinkPath::Wire) {
+            return format!(
+                "that address is of mlx5_{} here, whose QPs have other numbers than {peer:#x}; compare dest_qp_num with the peer's QPN",
+                configs[there].index
+            );
+        }
         let is_way = |gid: &GidEntry| gid.kind == GidKind::RoceV2 && ip_of(Gid(gid.gid)).is_some();
-        let why = match port.gids.iter().position(is_way).filter(|_| self.ports.wire) {
-            Some(index) => format!(
+        let Some(index) = configs[port].gids.iter().position(is_way).filter(|_| ports.wire) else {
+            return "no NIC of this fabric has that address (`softnic ctl list` says which it has), and this one sends no packets there"
+                .to_owned();
+        };
+        match [path.sgid, path.dgid].map(|gid| ip_of(Gid(gid))) {
+            [Some(from), Some(to)] if from.is_ipv4() != to.is_ipv4() => {
+                "one is an IPv4 address and the other is not; take GIDs of one family at both ends".to_owned()
+            }
+            _ => format!(
                 "the packets of this NIC are RoCE v2 between IP addresses. Use a GID such as index {index} at both ends \
                  (`-x {index}` of perftest); index 0, which many programs take, is RoCE v1"
             ),
-            None => "no NIC of this fabric has that address (`softnic ctl list` says which it has), and this one sends no packets there"
-                .to_owned(),
-        };
-        self.host.explain(About::Qp(qp.qpn, None), "no-route", format!("nothing reaches {ends}: {why}"));
+        }
     }
 
     /// Why a peer let all retries of a queue time out.

@@ -5,17 +5,9 @@
 
 use crate::memory::State;
 use crate::program::{Atomic, CellId, END, FENCED, LATER, LOOKED, READY_BITS, RESERVED, ROLE, RUNG, TOTAL};
-use crate::rules::{Rules, bit};
+use crate::rules::Rules;
 
 impl State {
-    /// The operations behind `op` will not happen; nobody needs to wait for them.
-    pub fn leave_out(&mut self, thread: usize, op: usize, count: usize) {
-        for left_out in op + 1..=op + count {
-            self.done[thread] |= 1 << left_out;
-            self.left |= bit(thread, left_out);
-        }
-    }
-
     /// Whether the atomic gets through now; those that wait are repeated until they do.
     pub fn succeeds(&self, cell: CellId, does: Atomic) -> bool {
         let ready = self.near[cell] & ((1 << READY_BITS) - 1);
@@ -26,21 +18,22 @@ impl State {
         }
     }
 
-    /// What the atomic does to its word and to its thread's registers.
-    pub fn change(&mut self, rules: &Rules, thread: usize, op: usize, cell: CellId, does: Atomic) {
+    /// What the atomic does to its word and its thread's registers. Operations that then never happen.
+    pub fn change(&mut self, rules: &Rules, thread: usize, op: usize, cell: CellId, does: Atomic) -> usize {
         let word = self.near[cell];
         let (ready, publications) = (word & ((1 << READY_BITS) - 1), word >> READY_BITS);
         let rest = rules.scenario.threads[thread].ops.len() - op - 1;
+        let mut left_out = 0;
         match does {
             Atomic::Lock => self.near[cell] = 1,
             Atomic::Advance { end, .. } => self.near[cell] = end,
             Atomic::Raise { to, .. } if word < to => self.near[cell] = to,
-            Atomic::Raise { skip, .. } => self.leave_out(thread, op, skip),
+            Atomic::Raise { skip, .. } => left_out = skip,
             Atomic::Publish { end, .. } => {
                 self.near[cell] = end | (publications + 1) << READY_BITS;
                 self.registers[thread][0] = end | 1 << READY_BITS;
                 if publications > 0 {
-                    self.leave_out(thread, op, rest);
+                    left_out = rest;
                 }
             }
             Atomic::Take => {
@@ -52,13 +45,13 @@ impl State {
                 if self.alone(thread) == Some(begin) {
                     let registers = &mut self.registers[thread];
                     (registers[END], registers[LOOKED], registers[FENCED]) = (end, begin, 1);
-                    self.leave_out(thread, op, skip);
+                    left_out = skip;
                 }
             }
             Atomic::Elect { begin, end, rest } => {
                 self.near[cell] = (ready + (end - begin)) | (publications + 1) << READY_BITS;
                 if publications > 0 {
-                    self.leave(thread, op, rest);
+                    left_out = self.leave(thread, op, rest);
                 }
             }
             Atomic::Leave { rest } => {
@@ -67,31 +60,32 @@ impl State {
                 (registers[TOTAL], registers[RUNG], registers[ROLE]) = (ready, registers[END], 0);
                 (registers[FENCED], registers[LOOKED]) = (0, 0);
                 if ready == registers[END] || registers[RESERVED] > ready {
-                    self.leave(thread, op, rest);
+                    left_out = self.leave(thread, op, rest);
                 }
             }
             Atomic::Return { rest, .. } if word != self.registers[thread][TOTAL] => {
-                self.leave(thread, op, rest);
+                left_out = self.leave(thread, op, rest);
             }
             Atomic::Return { .. } => self.near[cell] = ready | 1 << READY_BITS,
             Atomic::Retire { turn } => {
                 let left = publications - (self.registers[thread][turn] >> READY_BITS);
                 self.near[cell] = ready | left << READY_BITS;
                 if left == 0 {
-                    self.leave_out(thread, op, rest);
+                    left_out = rest;
                 } else {
                     self.registers[thread][turn + 1] = ready | left << READY_BITS;
                 }
             }
         }
+        left_out
     }
 
-    /// The ringer's turn is over, and what it has looked up counts no more.
-    pub fn leave(&mut self, thread: usize, op: usize, rest: usize) {
+    /// The ringer's turn is over; what it has looked up counts no more. Operations that then never happen.
+    pub fn leave(&mut self, thread: usize, op: usize, rest: usize) -> usize {
         for register in [END, LOOKED, TOTAL, RESERVED, LATER] {
             self.registers[thread][register] = 0;
         }
-        self.leave_out(thread, op, rest - op - 1);
+        rest - op - 1
     }
 
     /// Up to where a poster rang that has had the role since its reservation. One that begins there is alone.

@@ -18,9 +18,9 @@ const IN_FLIGHT: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     /// Performed operations of each thread, in this turn of a loop.
-    pub done: [u64; THREADS],
+    done: [u64; THREADS],
     /// Stores that were performed, in any turn: they have left.
-    pub left: Set,
+    left: Set,
     /// What the GPU's threads see, and what host and NIC see.
     pub near: [u8; CELLS],
     far: [u8; CELLS],
@@ -353,12 +353,14 @@ impl State {
                 if self.registers[thread][LATER] > self.registers[thread][TOTAL]
                     || (exact && self.registers[thread][LATER] != self.registers[thread][TOTAL]) =>
             {
-                self.leave(thread, op, rest);
+                let left_out = self.leave(thread, op, rest);
+                self.leave_out(thread, op, left_out);
             }
             Op::Atomic { cell, does, order } => {
                 self.take_over(thread, cell, order.acquires());
                 self.carried[cell] |= self.handed_over(rules, thread, op, order.releases().is_some());
-                self.change(rules, thread, op, cell, does);
+                let left_out = self.change(rules, thread, op, cell, does);
+                self.leave_out(thread, op, left_out);
             }
             _ => unreachable!("these settle by themselves"),
         }
@@ -384,6 +386,14 @@ impl State {
     pub fn take_over(&mut self, thread: usize, cell: CellId, acquires: bool) {
         let set = if acquires { &mut self.cover } else { &mut self.seen };
         set[thread] |= self.carried[cell];
+    }
+
+    /// The operations behind `op` will not happen; nobody needs to wait for them.
+    pub fn leave_out(&mut self, thread: usize, op: usize, count: usize) {
+        for left_out in op + 1..=op + count {
+            self.done[thread] |= 1 << left_out;
+            self.left |= bit(thread, left_out);
+        }
     }
 
     /// Queued behind the last store to the same word, else sorted by word: order among words means nothing.

@@ -7,7 +7,8 @@
  * this lap (`filled`), and adds them to `published`, whose low bits are 0 while there is no ringer. The
  * poster that finds them 0 changes them by the same atomic and becomes the ringer. It walks the marks from
  * where the last ring ended to the first gap, rings once for all, and yields the role even if others have
- * published meanwhile. Posters wait neither for one another nor for the ringer, and fill without a lock.
+ * published meanwhile: the next poster that publishes becomes the ringer. Posters wait neither for one
+ * another nor for the ringer, and fill without a lock.
  *
  * A poster that finds no ringer when it reserves blocks becomes the ringer. If it rang last, no other can
  * have rung since: the block before its own was the last rung, and its own has no mark. It needs neither
@@ -387,7 +388,7 @@ DB_GPU_FN_OUTLINED db_u64 db_shared_wait(struct db_shared_sq *shared, db_u64 end
 }
 
 /* Waits until the blocks below `end`, `wr_id`'s, have room: 0, DB_EIO, DB_ETIMEDOUT, DB_ECANCELED. A waiting
- * poster polls and rings without the role. Loads nothing while its last look at `consumed` suffices. */
+ * poster polls; it takes the role to ring alone (db_shared_help). Its last look at `consumed` may do. */
 DB_GPU_FN int db_shared_room(struct db_shared_sq *shared, struct db_poster *poster, db_u64 end, db_u64 wr_id,
                              struct db_wait wait) {
     db_u64 consumed;

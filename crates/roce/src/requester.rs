@@ -86,7 +86,7 @@ pub struct Requester<W = ()> {
 }
 
 impl<W> Requester<W> {
-    /// A requester with nothing posted, over shared memory: no packet is lost, and one may carry several.
+    /// A requester with nothing posted, over shared memory: none is lost, one may have the bytes of several.
     pub fn new(config: RequesterConfig) -> Requester<W> {
         let config = RequesterConfig { path_mtu_bytes: config.path_mtu_bytes.max(1), ..config };
         Requester {

@@ -105,7 +105,7 @@ enum Established {
 }
 
 impl Responder {
-    /// A new responder for shared memory: a packet may carry several, and each message is acknowledged.
+    /// One for shared memory: a packet may have the bytes of several, and each message is acknowledged.
     pub fn new(config: ResponderConfig) -> Responder {
         let config = ResponderConfig { path_mtu_bytes: config.path_mtu_bytes.max(1), ..config };
         Responder {

@@ -41,20 +41,17 @@ pub fn large(tree: &Tree) -> Vec<String> {
     tree.large().iter().map(tell).collect()
 }
 
-/// Comments of Rust, C and CUDA sources that are wider than code may be.
+/// Comments of Rust, C and CUDA sources that are wider than code may be; not those behind code.
 fn wide_comments(tree: &Tree) -> impl Iterator<Item = String> {
     let sources = tree.files().filter(|(path, text)| {
-        [".rs", ".h", ".cu"].iter().any(|end| path.ends_with(end)) && !is_generated(path, text)
+        [".rs", ".h", ".c", ".cu"].iter().any(|end| path.ends_with(end)) && !is_generated(path, text)
     });
     sources.flat_map(|(path, text)| {
-        let code = source::code(text);
-        let wide = text.lines().zip(code.lines()).enumerate().filter_map(|(at, (line, code))| {
-            let begins = ["//", "/*", "* "].iter().any(|begin| line.trim_start().starts_with(begin));
-            let columns = if begins && code.trim().is_empty() { line.chars().count() } else { 0 };
-            (columns > COLUMNS)
-                .then(|| format!("{path}:{}: a comment of {columns} columns, {COLUMNS} at most", at + 1))
-        });
-        wide.collect::<Vec<_>>()
+        let lines = source::comment_lines(text).into_iter();
+        let wide = lines.map(|(at, line)| (at, line.chars().count())).filter(|(_, width)| *width > COLUMNS);
+        wide.map(move |(at, width)| {
+            format!("{path}:{}: a comment of {width} columns, {COLUMNS} at most", at + 1)
+        })
     })
 }
 
@@ -249,7 +246,12 @@ mod tests {
             ("crates/gpu/src/a.rs", &nic),
             (
                 "crates/gpu/kernels/b.cu",
-                &format!("/* {}\n * {}\n */\nint {};\n", "µ".repeat(107), "µ".repeat(108), "x".repeat(200)),
+                &format!(
+                    "/* {}\n   {}\n */\nchar x[] = \"\\\n * {}\";\n",
+                    "µ".repeat(107),
+                    "µ".repeat(108),
+                    "x".repeat(200)
+                ),
             ),
             ("crates/gpu/src/fits.rs", &fits),
             ("crates/gpu/tests/long.rs", &long),

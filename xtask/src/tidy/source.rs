@@ -4,20 +4,37 @@ use ra_ap_rustc_lexer::{FrontmatterAllowed, LiteralKind, TokenKind, tokenize};
 
 /// `text` with the same length and lines; comments and literals but numbers are spaces. Reads C as well.
 pub fn code(text: &str) -> String {
-    let mut code = String::with_capacity(text.len());
+    blank(text, |kind| match kind {
+        TokenKind::Literal { kind: LiteralKind::Int { .. } | LiteralKind::Float { .. }, .. } => false,
+        TokenKind::Literal { .. } => true,
+        kind => is_comment(kind),
+    })
+}
+
+/// The lines that have a comment and nothing else, from zero.
+pub fn comment_lines(text: &str) -> Vec<(usize, &str)> {
+    let left = blank(text, is_comment);
+    let lines = text.lines().zip(left.lines()).enumerate();
+    let alone = lines.filter(|(_, (line, left))| left.trim().is_empty() && !line.trim().is_empty());
+    alone.map(|(at, (line, _))| (at, line)).collect()
+}
+
+fn is_comment(kind: &TokenKind) -> bool {
+    matches!(kind, TokenKind::LineComment { .. } | TokenKind::BlockComment { .. })
+}
+
+/// `text` with the same length and lines; some tokens are spaces.
+fn blank(text: &str, is_blank: impl Fn(&TokenKind) -> bool) -> String {
+    let mut kept = String::with_capacity(text.len());
     for token in tokenize(text, FrontmatterAllowed::No) {
-        let part = &text[code.len()..code.len() + token.len as usize];
-        match token.kind {
-            TokenKind::Literal { kind: LiteralKind::Int { .. } | LiteralKind::Float { .. }, .. } => {
-                code += part
-            }
-            TokenKind::LineComment { .. } | TokenKind::BlockComment { .. } | TokenKind::Literal { .. } => {
-                code.extend(part.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }));
-            }
-            _ => code += part,
+        let part = &text[kept.len()..kept.len() + token.len as usize];
+        if is_blank(&token.kind) {
+            kept.extend(part.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }));
+        } else {
+            kept += part;
         }
     }
-    code
+    kept
 }
 
 /// Whether the whole file is for tests: integration tests, benches, files `*tests.rs`, mocks under `testing`.

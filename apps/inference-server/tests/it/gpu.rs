@@ -89,7 +89,8 @@ fn program_agrees(machine: &[&str], reference: &Expected, tolerance: &str) {
 fn answers_among(nic: &Nic, address: &str, others: usize, inputs: &Expected, count: usize) -> Vec<Vec<u8>> {
     let mut clients: Vec<_> = (0..=others).map(|_| Client::usual(nic, address, SMALL, 2)).collect();
     let (mut answers, since) = (vec![Vec::new(); count], Instant::now());
-    while answers.iter().any(Vec::is_empty) {
+    // Each has had its turn: the others' requests were there when answers were computed.
+    while answers.iter().any(Vec::is_empty) || clients.iter().any(|client| client.answered == 0) {
         assert!(since.elapsed() < PATIENCE, "{others} others: {answers:?}");
         for (nth, client) in clients.iter_mut().enumerate() {
             while (nth > 0 || client.answered < count as u64) && client.ask(inputs) {}

@@ -44,10 +44,10 @@ pub struct Set {
     /// Probability, 0 to 1, that later packets arrive before a packet; shared memory keeps its order.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     reorder: Option<f64>,
-    /// Seed of both: with the same seed the same traffic from the same address loses the same packets.
+    /// Seed of loss and reorder: the same seed, traffic and address lose and reorder the same packets.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// One-way delay of what this NIC sends, 0 (none) to 1s, as 250us. Messages in flight keep their time.
+    /// One-way delay of what this NIC sends, 0 to 1s, for example 250us. Messages in flight keep their time.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     delay: Option<Span>,
     /// Shape to this rate, Gbit/s of wire bytes, 0.001 to 1000, or `none`.

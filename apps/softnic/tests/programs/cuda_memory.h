@@ -189,7 +189,8 @@ CUresult cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags)
 	return note_pages(start, bytes, 0);
 }
 CUresult cuMemHostUnregister(void *start) { ENTER; SPARE(sparing); return forget_pages(start, 0); }
-/* As in cuda.h: 1 context, 2 kind of memory, 7 number, 8 managed, 9 GPU, 11 start, 12 size, 13 mapped, 15. */
+/* As in cuda.h: 1 context, 2 kind of memory, 7 number, 8 managed, 9 GPU, 11 start, 12 size, 13 mapped,
+ * 15 for a NIC. */
 CUresult cuPointerGetAttributes(unsigned count, const unsigned *which, void **places, uint64_t address)
 {
 	if (!started)

@@ -1,4 +1,5 @@
-/* Host pages in `gpu_memory.c` that the program registers, unregisters or forks with, beside the GPU. */
+/* Host pages in `gpu_memory.c` that the program registers, unregisters or forks with,
+ * while the NIC shows pages to the GPU. */
 
 #define REGION (1 << 20)
 

@@ -76,7 +76,8 @@ impl Stream {
     ///
     /// # Safety
     /// The kernel runs as its source says: it must keep to memory that stays until the stream is idle. Number
-    /// and sizes of the arguments are the kernel's: before CUDA 12.4 no driver tells them to be compared.
+    /// and sizes of the arguments are the kernel's: a driver before CUDA 12.4 does not tell them, and they
+    /// are not compared.
     pub unsafe fn launch(&self, function: &Function, shape: Shape, arguments: &Arguments) -> Result<()> {
         // SAFETY: the caller's, as here.
         unsafe { self.launch_as(function, shape, arguments, false) }

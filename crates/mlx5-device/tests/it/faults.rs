@@ -181,8 +181,10 @@ fn a_message_in_shared_memory_stands_for_one_packet() {
 #[test]
 fn an_overtaken_packet_arrives_behind_the_next_three_and_the_last_one_alone() {
     for by in BOTH {
-        let mut two = joined_with("overtaken", ServiceType::Ud, by, |config| config.reorder = 1.0);
-        for entry in 0..6 {
+        let mut two = joined("overtaken", ServiceType::Ud, by);
+        let reorder = |reorder| Settings { reorder: Some(reorder), ..Settings::default() };
+        two.left.nic.set(&reorder(1.0)).expect("a share");
+        for entry in 0..7 {
             let pointer = two.to.pointer(64 * entry, 64);
             two.right.post_receive(two.b, &[pointer]);
         }
@@ -198,6 +200,11 @@ fn an_overtaken_packet_arrives_behind_the_next_three_and_the_last_one_alone() {
         let came: Vec<u8> = (0..6).map(|place| two.to.block.bytes(64 * place + 40, 1)[0]).collect();
         let wanted = if by == By::Wire { [1, 2, 3, 0, 5, 4] } else { [0, 1, 2, 3, 4, 5] };
         assert_eq!(came, wanted, "{by:?}");
+        two.left.nic.set(&reorder(0.0)).expect("a share");
+        let send = WorkRequest::send(&two.from, 0, 8);
+        let send = WorkRequest { datagram: two.send(ServiceType::Ud, 8).datagram, ..send };
+        two.left.post(two.a, &send);
+        two.rounds(200);
         assert_eq!(two.count(true, "injected_overtaken"), if by == By::Wire { 2 } else { 0 }, "{by:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! Every error completion, stalled queue and failed CQ has a reason: the check, its value, and the remedy.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use mlx5_device::command::ModifyQp;
 use mlx5_device::config::{LinkLayer, LinkPath};
@@ -15,7 +15,7 @@ use mlx5_layout::doorbell::Doorbell;
 use mlx5_layout::send_wqe::DataPointer;
 use roce::wire::gid_of;
 
-use crate::machine::{ALL, Driver, Setup, on_the_wire, syndrome};
+use crate::machine::{ALL, Driver, Setup, syndrome};
 
 /// The reason of a queue, about this WQE or about itself, of this kind.
 pub fn reason_of(reasons: &[Reason], qpn: u32, wqe: Option<u16>, kind: &str) -> Option<String> {
@@ -212,27 +212,48 @@ fn records_that_cannot_be_read_and_a_failed_srq_have_reasons() {
 
 #[test]
 fn each_queue_whose_peer_has_no_route_has_a_reason_that_says_what_would_have_one() {
-    let mut driver = Driver::new(on_the_wire("why-route"));
-    for _ in 0..2 {
-        let qp = driver.create_qp(QpShape::default());
-        let mut attributes = driver.attributes(driver.qp(qp).qpn + 1);
-        // RoCE v1, which has no IP address.
-        attributes.address.sgid_index = 0;
-        attributes.address.dgid = Some(driver.nic.ports()[0].gids[0].gid);
-        driver.bring_up(qp, &attributes);
-        check(&driver, "RoCE v1", qp, "no-route", &["nothing reaches fe80::", "Use a GID such as index "]);
-    }
-    let in_memory = Setup::new("why-memory").with(|config| config.path = LinkPath::Shm);
-    let roce = Setup::new("why-roce")
-        .with(|config| (config.link_layer, config.path) = (LinkLayer::Roce, LinkPath::Shm));
-    for (setup, end) in [(in_memory, "LID 999 from LID 1"), (roce, "::ffff:192.0.2.9 from ::ffff:127.0.0.1")]
-    {
+    type Away = fn(&mut Driver, &mut ModifyQp);
+    // RoCE v1, which has no IP address.
+    let version_1: Away = |driver, peer| {
+        peer.address.sgid_index = 0;
+        peer.address.dgid = Some(driver.nic.ports()[0].gids[0].gid);
+    };
+    let unknown: Away = |_, peer| {
+        peer.address.dlid = 999;
+        peer.address.dgid = peer.address.dgid.map(|_| gid_of(IpAddr::from([192, 0, 2, 9])).0);
+    };
+    let number: Away = |_, peer| peer.dest_qpn = 0x7f_0001;
+    let family: Away = |_, peer| peer.address.dgid = Some(gid_of(IpAddr::V6(Ipv6Addr::LOCALHOST)).0);
+    let roce = |path| {
+        Setup::new("why-roce").with(|config| (config.link_layer, config.path) = (LinkLayer::Roce, path))
+    };
+    for (setup, away, words) in [
+        (roce(LinkPath::Wire), version_1, ["nothing reaches fe80::", "Use a GID such as index "]),
+        (
+            roce(LinkPath::Wire),
+            family,
+            ["::1 from ::ffff:127.0.0.1: one is an IPv4 address", "one family at both ends"],
+        ),
+        (
+            Setup::new("why-lid"),
+            unknown,
+            ["LID 999 from LID 1: no NIC of this", "this one sends no packets there"],
+        ),
+        (Setup::new("why-qpn"), number, ["that address is of mlx5_0 here", "other numbers than 0x7f0001"]),
+        (
+            roce(LinkPath::Shm),
+            unknown,
+            ["::ffff:192.0.2.9 from ::ffff:127.0.0.1", "this one sends no packets there"],
+        ),
+    ] {
         let mut driver = Driver::new(setup);
         let qp = driver.create_qp(QpShape::default());
-        let mut attributes = driver.attributes(driver.qp(qp).qpn + 1);
-        attributes.address.dlid = 999;
-        attributes.address.dgid = attributes.address.dgid.map(|_| gid_of(IpAddr::from([192, 0, 2, 9])).0);
-        driver.bring_up(qp, &attributes);
-        check(&driver, end, qp, "no-route", &["nothing reaches ", end, "this one sends no packets there"]);
+        for _ in 0..2 {
+            let mut attributes = driver.attributes(driver.qp(qp).qpn + 1);
+            away(&mut driver, &mut attributes);
+            driver.bring_up(qp, &attributes);
+            check(&driver, words[0], qp, "no-route", &words);
+            driver.reset(qp);
+        }
     }
 }

@@ -37,7 +37,8 @@ pub trait Offload: Send {
         None
     }
 
-    /// A request that has ended, in the order of begins; none if it posts answers. Errors: its failure.
+    /// A request that has ended, in the order in which they began; none where the offload posts answers
+    /// itself. Errors: what failed in the request.
     fn ended(&mut self) -> Result<Option<Job>, CpuError>;
 
     /// How long the steps took of the request that [`Self::ended`] returned last, if noted. Asked for behind

@@ -6,7 +6,7 @@ use crate::Psn;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendWindow {
     /// Request packets in flight at most: sent, not acknowledged; fewer after losses. A READ or atomic is
-    /// one, however many PSNs its response takes; but with as many response packets due, no other is sent.
+    /// one, however many PSNs its response takes; with as many response packets due, no further one is sent.
     pub packets: u32,
     /// AckReq at least on every so many-th packet, besides on the last of each message.
     pub ack_every: u32,

@@ -171,7 +171,7 @@ impl<W> Requester<W> {
         (self.progress.after_loss, self.progress.lost_at) = (Some(through.max(FEWEST_IN_FLIGHT)), oldest);
     }
 
-    /// The acknowledgement of what was just sent has the whole time.
+    /// Starts the ack timer anew; stops it where the timeout is none.
     pub(super) fn start_ack_timer(&mut self, now: Now) {
         self.timer = match ack_timeout_ns(self.config.timeout) {
             Some(ns) => Timer::Ack { deadline: now.after(ns) },

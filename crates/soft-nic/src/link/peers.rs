@@ -158,7 +158,7 @@ impl Link {
             return Err(NoPeer::Foreign("both ends are one process"));
         }
         let SlotOwner { pid, generation: from_generation, .. } = self.meet(slot)?;
-        // One channel for each life of a peer: more and more mappings would fill our memory.
+        // One for each life of a peer: mappings of one that publishes without end would fill our memory.
         let of_this_life = |ends: Ends| (ends.from, ends.from_generation) == (slot, from_generation);
         if self.incoming.iter().any(|incoming| of_this_life(incoming.consumer.ends)) {
             return Err(NoPeer::Foreign("there is one already"));

@@ -6,10 +6,10 @@
 //! |---|---|---|---|
 //! | 8 | kind, [`Tag`] | the same | the same |
 //! | 8 | answers since the entry before it that were as guessed | the same | the same |
-//! | 48 | 8: number; 16: which not as guessed | 16: 0; 32: number | 16: of digest; 32: ns since the last |
+//! | 48 | 8: count; 16: bits of those wrong | 16: 0; 32: count | 16: digest's; 32: ns since the last time |
 //!
-//! An entry has at most [`MOST_VALUES`] values or [`MOST_BYTES`] bytes. Then come, for each value that was
-//! not as guessed, the difference from the guess; and the bytes, with zeros behind them.
+//! An entry has at most [`MOST_VALUES`] values or [`MOST_BYTES`] bytes. A value is wrong if it was not as
+//! guessed. Then come, for each wrong value, the difference from the guess; and the bytes, padded with zeros.
 
 use std::fmt::Debug;
 use std::hash::{Hash, Hasher};

@@ -102,7 +102,8 @@ impl Process {
         run(&self.shared.control.manager)
     }
 
-    /// One round of the NIC on the program's time. Returns its ns; 0: NIC in use, or fault signals blocked.
+    /// One round of the NIC on the program's time. Returns how long it took, ns: 0 where another thread has
+    /// the NIC, or this one blocks fault signals.
     pub fn pump(&self) -> u64 {
         if !faults_recoverable() {
             return 0;

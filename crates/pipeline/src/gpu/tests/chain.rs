@@ -19,12 +19,14 @@ pub struct Wakes {
 }
 
 impl Wakes {
-    /// Prints them and whether their median keeps the aim. One must: others may have the processor.
+    /// Prints them, and whether their median keeps the aim. Other programs may have the processor; but a thread
+    /// that is not woken sleeps for seconds.
     pub fn judge(mut self, what: &str) {
         self.took.sort_unstable();
         let is_kept = self.took[self.took.len() / 2] < IN_TIME;
-        println!("TABLE {what} after {:?}{}", self.took, if is_kept { "" } else { ": aim not met: 10 ms" });
-        assert!(self.took[0] < IN_TIME, "{what} after {:?}", self.took);
+        let aim = if is_kept { String::new() } else { format!(": aim not met: {IN_TIME:?}") };
+        println!("TABLE {what} after {:?}{aim}", self.took);
+        assert!(self.took[0] < Duration::from_secs(1), "{what} after {:?}", self.took);
     }
 }
 
