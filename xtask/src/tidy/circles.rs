@@ -1,5 +1,6 @@
 //! Circles of files inside a crate: files that name each other's items in a loop, also through re-exports and
-//! `super::`; and files of one type's methods that call each other's, by `self`, in a loop.
+//! `super::`; and files of one type's methods that call each other's, by `self` or `Self`, in a loop. A method
+//! that is called on anything else names no file, and types of one name count as one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -201,7 +202,7 @@ impl<'a> Modules<'a> {
         arrows
     }
 
-    /// Calls by `self` of methods of the same type that another file alone has.
+    /// Calls by `self` or `Self` of methods of the same type that another file alone has.
     fn methods(&self) -> Arrows<'a> {
         let mut there: BTreeMap<[&str; 2], BTreeSet<&str>> = BTreeMap::new();
         for module in self.all.values() {
@@ -217,7 +218,7 @@ impl<'a> Modules<'a> {
         let mut arrows: Arrows<'a> = BTreeMap::new();
         for module in self.all.values() {
             for (of, _, line) in impl_lines(&module.code) {
-                for call in line.split("self.").skip(1) {
+                for call in ["self.", "Self::"].iter().flat_map(|by| line.split(by).skip(1)) {
                     let name =
                         call.split(|c: char| !(c.is_alphanumeric() || c == '_')).next().unwrap_or_default();
                     let files = there.get(&[of, name]).filter(|_| call[name.len()..].starts_with('('));
