@@ -1,6 +1,6 @@
-// Connection cases that no program of rdmacm-utils shows: private data both ways, refusal with private data, events without waiting.
-//
-// `cm_cases serve CASE ADDRESS PORT` waits for one request, `cm_cases ask CASE ADDRESS PORT [SOURCE]` makes it. Exit status 0: as it should be.
+// Connection cases that no program of rdmacm-utils shows: private data both ways, refusal with private data,
+// events without waiting. `cm_cases serve CASE ADDRESS PORT` waits for one request, and
+// `cm_cases ask CASE ADDRESS PORT [SOURCE]` makes it. Exit status 0: as it should be.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// Connections whose other end takes its time, says nothing, or is killed: how long each end waits, and how its wait ends.
+// Connections whose other end is late, silent or killed: how long each end waits, and how its wait ends.
 //
 // `cm_silence serve CASE ADDRESS PORT` listens, and in CASE
 //   dies   takes a request, and is killed before it can answer;
@@ -82,7 +82,7 @@ static void make_queue(struct rdma_cm_id *id)
     CHECK(rdma_create_qp(id, NULL, &attr) == 0);
 }
 
-// A queue that is told for ever that nothing takes its messages, and gives up two attempts after nobody says so any more.
+// A queue that retries without limit while the peer answers RNR NAK, and twice when it does not answer.
 static struct rdma_conn_param param(void)
 {
     struct rdma_conn_param param = {.retry_count = 2, .rnr_retry_count = 7};
@@ -155,7 +155,7 @@ static void ask(const char *what, struct sockaddr_in *at, struct sockaddr_in *fr
         expect(RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
         say_since(begun);
     } else if (!strcmp(what, "unserved") || !strcmp(what, "orphan")) {
-        // IBTA vol. 1 §12.6.7.2: invalid service id; consumer, which is what a kernel says for a program that is no more.
+        // IBTA vol. 1 §12.6.7.2: 8 invalid service id; 28 consumer, a kernel's reason for a dead program.
         expect(RDMA_CM_EVENT_REJECTED, !strcmp(what, "orphan") ? 28 : 8);
         say_since(begun);
     } else {

@@ -1,19 +1,20 @@
-/* A stand-in of CUDA's driver for the NIC's tests without a GPU, as libcuda.so.1. Its «device memory» is the host's, at addresses that
- * nobody but the driver's copies and kernels can touch; kernels are threads of the CPU, known by their names: the NIC's mover, by
- * the protocol of `crates/soft-nic/src/dma/gpu/mover.rs`, and those of `gpu_memory.c`. It is strict: a kernel or a copy that leaves an
- * allocation, or goes to pages of the host that are not registered, ends the process with a sentence. What it cannot show: device code,
- * PCIe, order, times, the real driver's locks but for two: ending a registration waits for all kernels, and copies wait for that; a copy
- * of pageable memory in the default stream (`cuMemcpy`) waits for all kernels, and calls of other threads in its context wait for that.
- *
+/* A stand-in of CUDA's driver (libcuda.so.1) for the NIC's tests without a GPU. Its «device memory» is the
+ * host's, at addresses that only the driver's copies and kernels can touch. Kernels are CPU threads, known by
+ * name: the NIC's mover (protocol: `crates/soft-nic/src/dma/gpu/mover.rs`) and those of `gpu_memory.c`.
+ * A kernel or a late copy (inward=) outside an allocation ends the process with a sentence. So does a kernel
+ * or a stream's copy in host pages not registered. It cannot show device code, PCIe, order, times, or the
+ * real driver's locks but two: unregistering pages waits for all kernels, and copies wait for it; a copy of
+ * pageable memory in the default stream (`cuMemcpy`) waits for all kernels, and calls of other threads in its
+ * context wait for it.
  * STAND_IN (environment): words of
- *   no-mover      no kernel can be loaded        late-mover  kernels begin after 20 ms
- *   short-mover   the mover takes three commands, and ends when the fourth is there     no-register   pages of the host are refused
- *   loud          says so when it is loaded
- *   slow-register more than 64 KiB of pages are registered in 1 s     no-context-events  a driver before CUDA 12.5
- *   stuck         copies of more than 100,000 bytes to the host do not return for 6 s, with outward=MS for so long, and are done then
- *   inward=MS     copies of more than 100,000 bytes from the host return at once, and are done that many milliseconds later
- *   query=MS      a stream's state is told so late, once     refused-mover  each launch of the mover is refused
- *   mute-mover    the mover waits for its first command, stops for 1.3 s when it sees it, then looks again
+ *   no-mover, refused-mover   the mover cannot be loaded; each launch of it is refused
+ *   late-mover, mute-mover    the mover begins after 20 ms; stops for 1.3 s at its first command, looks again
+ *   short-mover               the mover takes three commands, and ends when the fourth is there
+ *   no-register, slow-register   pages of the host are refused; more than 64 KiB of them take 1 s
+ *   loud, no-context-events   says so when it is loaded; a driver before CUDA 12.5
+ *   stuck, outward=MS         copies of more than 100,000 bytes to the host return after 6 s or MS, done then
+ *   inward=MS                 copies of more than 100,000 bytes from the host return at once, done MS later
+ *   query=MS                  the first query of a stream's state is answered MS late
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -197,7 +198,7 @@ static void of_now(const struct stream *stream)
 		broken("a stream is used that went with its context", (uint64_t)stream);
 }
 
-/* A graph that is recorded. What spoils it: most calls of threads that do not spare it, and two of any thread (as measured). */
+/* A graph being recorded. Most calls spoil it unless their thread is `sparing`; two always do (measured). */
 static volatile int recording, spoilt;
 static __thread int sparing;
 #define SPARE(harmless)                                                                                         \
@@ -386,7 +387,7 @@ CUresult cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, struc
 	pthread_detach(thread);
 	return 0;
 }
-/* `CUDA_MEMCPY2D`: a side is an offset, a row, a kind of memory (1: the host's, 2: the device's), three addresses, a pitch. */
+/* `CUDA_MEMCPY2D`. A side: offset, row, kind of memory (1: host, 2: device), three addresses, pitch. */
 struct side { size_t x, y; int kind; uint64_t host, device; void *array; size_t pitch; };
 struct rows { struct side from, to; size_t width, height; };
 CUresult cuMemcpy2DAsync_v2(const struct rows *copy, struct stream *stream)

@@ -1,5 +1,5 @@
-/* Every way of the C library to look at the virtual tree, checked from inside; and descriptors of a device file,
- * duplicated and closed in every way. Prints nothing and returns 0 when all is as on a machine with a card. */
+/* Checks from inside every way of the C library to look at the virtual tree, and to duplicate and close
+ * descriptors of a device file. Prints nothing and returns 0 when all is as on a machine with a card. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* Regions in dma-bufs through the distribution's libibverbs.
  *
- * usage: dma_buf refusals              what is no dma-buf is refused, with the errno that a kernel gives
- *        dma_buf udmabuf GID_INDEX     a dma-buf that the kernel exports (/dev/udmabuf), written to and read from by a peer: 3 WRITEs
+ * usage: dma_buf refusals            what is no dma-buf is refused, with the errno that a kernel gives
+ *        dma_buf udmabuf GID_INDEX   a dma-buf of the kernel (/dev/udmabuf): 1 WRITE into it, 2 out of it
  */
 #define _GNU_SOURCE
 #include "loopback.h"

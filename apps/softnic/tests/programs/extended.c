@@ -98,7 +98,7 @@ int main(int argc, char **argv)
 	ibv_wr_set_sge(qp, it.mr->lkey, (uintptr_t)it.buffer, 16);
 	CHECK(ibv_wr_complete(qp) == 0);
 	expect(5, IBV_WC_RECV);
-	/* Without a completion of its own, the SEND is acknowledged when what follows it completes; its queue must live until then. */
+	/* The unsignaled SEND is acknowledged when the WRITE after it completes: the queue must live until then. */
 	ibv_wr_start(qp);
 	qp->wr_id = 7;
 	qp->wr_flags = IBV_SEND_SIGNALED;

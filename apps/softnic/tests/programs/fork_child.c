@@ -1,6 +1,6 @@
-/* After fork: the parent's NIC goes on, the inherited device answers the child with errors, a new open gives it a NIC.
+/* After fork: the parent's NIC goes on, the inherited device fails in the child, a new open gives it a NIC.
  *
- * usage: fork_child GID_INDEX. The parent writes 3 messages before and 5 after the child's life; the child writes 4.
+ * usage: fork_child GID_INDEX. The parent writes 3 messages before the child's life and 5 after; the child 4.
  */
 #include "loopback.h"
 #include <sys/wait.h>

@@ -1,20 +1,20 @@
-/* Regions in a GPU's memory through the distribution's libibverbs; CUDA's driver is found at run time, as a program does that has
- * to start without one. Content is checked after every message, with the bytes around it.
+/* Regions in a GPU's memory through the distribution's libibverbs. CUDA's driver is found at run time, as by
+ * a program that has to start without one. Content is checked after every message, with the bytes around it.
  *
- * usage: gpu_memory one|pair|pair-host GID_INDEX   every operation, direction and size; in one process, between two that both
- *                                                  use CUDA, between one that does and one that does not
- *        gpu_memory refusals|freed|lost|reset|stuck GID_INDEX  what is refused; memory that is freed under its region; a lost
- *                                                  context; one that the program resets; a driver that does not answer for a long message (of the stand-in)
- *        gpu_memory pages|big|leaves|forks|late-forks GID_INDEX  pages of the host that the program registers and lets go; that it deregisters;
- *                                                  a child that registers while the parent's NIC shows pages to the GPU
- *        gpu_memory mapped|mapped-alone GID_INDEX  memory that is mapped into a reserved range of addresses; the GPU's only memory in traffic
- *        gpu_memory torn|late|queued|mute|mixed|churn GID_INDEX  copies that do not end well, or in time (`gpu_given_up.h`)
- *        gpu_memory pair-left|pair-taken GID_INDEX  the same between two processes, towards the peer and from it
- *        gpu_memory calls|waits GID_INDEX          what a program does beside its traffic; kernels that wait for a message
- *        gpu_memory blocked GID_INDEX              messages that a kernel waits for, and a copy of the program's for that kernel
- *        gpu_memory slots GID_INDEX                messages beside kernels that leave room for one block
- *        gpu_memory speed|pair-speed GID_INDEX     how fast, as lines `SPEED what value unit`
- * QUICK=1: fewer sizes.
+ * usage: gpu_memory MODE GID_INDEX   (QUICK=1: fewer sizes), and MODE is
+ *   one|pair|pair-host     every operation, direction, size: one process; two with CUDA; two, one with CUDA
+ *   refusals|freed|lost    what is refused; memory that is freed under its region; a lost context
+ *   reset|stuck            a context that the program resets; no answer for a long message (of the stand-in)
+ *   pages|big              host pages that the program registers, lets go, deregisters; pieces of 256 MiB
+ *   leaves                 a program that ends while pages wait for its kernel
+ *   forks|late-forks       a child that registers while the parent's NIC shows pages to the GPU
+ *   mapped|mapped-alone    memory mapped into a reserved range of addresses; the GPU's only memory in traffic
+ *   torn|late|queued|mute|mixed|churn   copies that fail or time out (`gpu_given_up.h`)
+ *   pair-left|pair-taken   such copies between two processes, towards the peer and from it
+ *   calls|waits            what a program does beside its traffic; kernels that wait for a message
+ *   blocked                messages that a kernel waits for, and a copy of the program that waits for it
+ *   slots                  messages beside kernels that leave room for one block
+ *   speed|pair-speed|pair-host-speed    how fast, as lines `SPEED what value unit`
  */
 #define _GNU_SOURCE
 #include "loopback.h"
@@ -393,7 +393,7 @@ int main(int argc, char **argv)
 	gid_index = atoi(argv[2]);
 	quick = getenv("QUICK") != NULL;
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	/* Or libmlx5 copies short payloads by the CPU out of the CQE to where the program receives, as beside a card. */
+	/* Else libmlx5 copies short payloads by the CPU out of the CQE to the receive buffer, as beside a card. */
 	setenv("MLX5_SCATTER_TO_CQE", "0", 1);
 	int pair = strncmp(what, "pair", 4) == 0, peer_gpu = strcmp(what, "pair-host") != 0 && strcmp(what, "pair-host-speed") != 0 && strcmp(what, "pair-left") != 0;
 	if (start(pair ? 2 : 1, peer_gpu))

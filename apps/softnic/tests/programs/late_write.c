@@ -1,5 +1,5 @@
-/* Ten WRITEs, each checked; with an argument one more: into memory that was freed and is registered still (`target`), or from such
- * memory (`source`).
+/* Ten WRITEs, each checked. With an argument one more: into memory that was freed and is still registered
+ * (`target`), or from such memory (`source`).
  *
  * usage: late_write [target|source]
  */

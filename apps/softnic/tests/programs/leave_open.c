@@ -1,9 +1,9 @@
 /* Leaves with the device open and everything on it alive.
  *
- * usage: leave_open GID_INDEX return|exit|_exit|close|polling|commanding|failing. 3 messages are written first; a receive stays posted.
- * `close` takes the command fd away under the library and goes on: verbs must fail with an error, not crash. The next two
- * say «ready», go on for ever with polls or commands, and leave by `_exit` in the handler of SIGINT. `failing` does so when a
- * WRITE has failed that leaves its region by a byte, and a region could not be registered.
+ * usage: leave_open GID_INDEX return|exit|_exit|close|polling|commanding|failing. First it writes 3 messages;
+ * a receive stays posted. `close` closes the library's command fd: verbs must then fail with an error, not
+ * crash. The next two say «ready», poll or command for ever, and `_exit` in SIGINT's handler. `failing`
+ * polls too, but first a WRITE that leaves its region by a byte fails, and a region cannot be registered.
  */
 #include <signal.h>
 

@@ -1,4 +1,4 @@
-/* Asks three times, in each of two contexts, for what the device lacks: every time EOPNOTSUPP, as a kernel says it. */
+/* Asks three times, in each of two contexts, for what the device lacks: EOPNOTSUPP, as from a kernel. */
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>

@@ -1,4 +1,4 @@
-/* Opens and closes the first device. With an argument it then closes every descriptor above 2, and opens it once more. */
+/* Opens and closes the first device. With an argument it then closes descriptors above 2 and reopens it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <infiniband/verbs.h>

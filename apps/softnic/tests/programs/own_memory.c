@@ -1,4 +1,4 @@
-/* Starts a program that is ended by SIGSYS when it reaches another process's memory, or lets all others reach its own. */
+/* Starts a program that SIGSYS ends if it reaches another process's memory, or lets others reach its own. */
 #include <sys/syscall.h>
 
 #include "filtered.h"

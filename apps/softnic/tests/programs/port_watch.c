@@ -1,5 +1,5 @@
-/* Prints every port event of mlx5_0 with what ibv_query_port and sysfs say then, and what sysfs says of mlx5_1; ends when the
- * port is active again. */
+/* Prints every port event of mlx5_0 with what ibv_query_port and sysfs say then, and what sysfs says of
+ * mlx5_1; ends when the port is active again. */
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <string.h>

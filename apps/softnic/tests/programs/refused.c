@@ -1,4 +1,4 @@
-/* Starts a program to which the kernel refuses one system call, by its number, with EPERM, as a container's filter does. */
+/* Starts a program for which one system call, by its number, fails with EPERM, as by a container's filter. */
 #include <stdlib.h>
 
 #include "filtered.h"

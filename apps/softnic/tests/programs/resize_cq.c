@@ -36,7 +36,7 @@ static void expect(uint64_t id)
 	written++;
 }
 
-/* `count` WRITEs, and nobody polls until all have completed: the last one's bytes are there, and one more 8-byte READ of time. */
+/* `count` WRITEs that nothing polls. The bytes of each have arrived, and 20 ms more let all complete. */
 static void fill(int count)
 {
 	for (int i = 0; i < count; i++) {

@@ -1,4 +1,4 @@
-/* A shared receive queue through the unmodified library: three RC queue pairs and a UD one take from it, two threads post to it.
+/* A shared receive queue through the unmodified library: 3 RC QPs and a UD one take, 2 threads post.
  *
  * usage: shared_receive GID_INDEX. 3 x 400 SENDs over RC and 8 over UD; prints nothing.
  */
@@ -27,12 +27,12 @@ static int post(uint64_t id)
 	return ibv_post_srq_recv(srq, &request, &bad);
 }
 
-/* Identifiers that the poller gives back, a ring for each thread: first in, first out, so that each comes round. */
+/* Identifiers that the poller returns, a FIFO for each thread, so that each identifier comes round. */
 static struct { pthread_mutex_t lock; uint64_t ids[DEPTH]; unsigned first, count; } returned[2] = {
 	{ .lock = PTHREAD_MUTEX_INITIALIZER }, { .lock = PTHREAD_MUTEX_INITIALIZER },
 };
 
-/* Posts what is given back, and ends when it is told to and all of that is posted: a datagram that finds no receive is lost. */
+/* Posts what is returned. Told to stop, it first posts the rest: a datagram that finds no receive is lost. */
 static void *poster(void *argument)
 {
 	int me = (int)(intptr_t)argument;

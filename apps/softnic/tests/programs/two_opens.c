@@ -1,6 +1,6 @@
-/* Two opens of one device in one process, closed in the order that is asked for; what stays open goes on working.
+/* Two opens of one device in one process, closed in the order asked for; what stays open goes on working.
  *
- * usage: two_opens GID_INDEX ab|ba. 3 messages from a to b, 2 from b to a, then 4 inside a third open that outlives them.
+ * usage: two_opens GID_INDEX ab|ba. 3 messages from a to b, 2 from b to a, 4 in a third open, closed last.
  */
 #include "loopback.h"
 
