@@ -1,4 +1,4 @@
-/*! Where the lane that runs on this thread is in its launch: kernels read it in place, and the runtime writes it.
+/*! The place in its launch of the lane on this thread: the runtime writes it, and kernels read it in place.
  *
  * C, because Rust has no thread-local variable that other languages can name.
  */

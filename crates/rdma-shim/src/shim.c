@@ -1,7 +1,7 @@
-/*! The routines of doorbell.h, and the host's of doorbell_shared.h, with outside linkage, so that Rust calls the very text that C users include.
- *
- * Loops stay on this side: db_c_post takes a list, so that a call's cost is paid once a list. The sizes at the end let
- * a test compare `sys.rs` with the header.
+/*! The routines of doorbell.h, and the host's of doorbell_shared.h, with external linkage: Rust calls the
+ * very text that C users include.
+ * Loops stay on this side: db_c_post takes a list, so that a call's cost is paid once a list. The sizes at
+ * the end let a test compare `sys.rs` with the header.
  */
 #include "doorbell.h"
 #include "doorbell_shared.h"

@@ -1,7 +1,7 @@
 /*! Two pinned processes with shared memory and no NIC: the floors beside which a NIC's numbers are put.
  *
- * Each routine forks a second process, pins both, measures in the first, and kills the second. They return a count, or a
- * negative errno. The second process dies with the first one (PR_SET_PDEATHSIG).
+ * Each measurement forks a second process, pins both, measures in the first, and kills the second. It returns
+ * a count, or a negative errno. The second process dies with the first one (PR_SET_PDEATHSIG).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -34,7 +34,7 @@ static int pin(uint32_t core) {
     return sched_setaffinity(0, sizeof set, &set) ? -errno : 0;
 }
 
-/* Pins this process, forks the other one and pins it. 0 in the second process, its id in the first, or -errno. */
+/* Pins this process, forks the other and pins it. 0 in the second process, its id in the first, or -errno. */
 static pid_t split(uint32_t core, uint32_t other_core) {
     int error = pin(core);
     pid_t child, parent = getpid();
@@ -52,7 +52,7 @@ static void end(pid_t child) {
     waitpid(child, NULL, 0);
 }
 
-/* Waits for a value; on a core that both share the other process has to be let in. 0, or -ECHILD when `child` died. */
+/* Waits for a value; yields every SPINS looks, as both may share a core. 0, or -ECHILD when `child` died. */
 static int await(const _Atomic uint64_t *word, uint64_t value, pid_t child) {
     uint32_t spins;
     for (spins = 1; atomic_load_explicit(word, memory_order_acquire) != value; spins++) {
@@ -68,8 +68,8 @@ static void *shared(size_t bytes) {
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-/* Half a round trip in tenths of a nanosecond, one sample for each ROUND_TRIPS round trips: as many as fit in `room` and
- * in the time. */
+/* Half a round trip in tenths of a nanosecond, one sample for each ROUND_TRIPS round trips: as many as fit
+ * in `room` and in `ns`. */
 int64_t db_c_flag_ping_pong(uint32_t core, uint32_t other_core, int64_t ns, uint64_t *samples, int64_t room) {
     char *memory = shared(2 * LINE);
     _Atomic uint64_t *ping = (void *)memory, *pong = (void *)(memory + LINE);
@@ -131,7 +131,7 @@ int64_t db_c_word_ring(uint32_t core, uint32_t other_core, int64_t ns, int64_t *
     return (int64_t)sent;
 }
 
-/* Copies of `bytes` that process_vm_writev put into the other process, which sleeps; `elapsed` ns were needed. */
+/* Copies of `bytes` by process_vm_writev into the other process, which sleeps; they took `elapsed` ns. */
 int64_t db_c_process_vm_writev(uint32_t core, uint32_t other_core, int64_t ns, uint64_t bytes, int64_t *elapsed) {
     char *from = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     char *into = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

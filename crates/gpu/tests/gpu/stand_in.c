@@ -1,7 +1,7 @@
-/* A stand-in of CUDA's driver for tests without a GPU: as libcuda.so.1 it runs the kernels of `kernels.cu`, `relaunch.cu` and
- * `stamp.cu` by their names, on threads, one for each stream. It does no more of `cuda.h` than crate `gpu` asks of it, and it is stricter:
- * a caller that frees what a stream may still use, frees twice, or has no current context, is aborted with a sentence.
- * What it cannot show: device code, PCIe, and what the real driver refuses for reasons of its own.
+/* A stand-in of CUDA's driver (libcuda.so.1) for tests without a GPU: it runs the kernels of `kernels.cu`,
+ * `relaunch.cu` and `stamp.cu` by name, on one thread for each stream. It has only what crate `gpu` calls of
+ * `cuda.h`, and is stricter: freeing what a stream may still use, freeing twice, or having no current context
+ * aborts with a sentence. It cannot show device code, PCIe, or what only the real driver refuses.
  *
  * LACKS_COUNT, LACKS_VERSION, LACKS_NEWER (macros): functions are left out, as in an older driver.
  * RECORDED (macro): further kernels, as the table has them, which may be recorded into a graph and not run.
@@ -31,7 +31,7 @@ static void broken(const char *promise)
     abort();
 }
 
-/* Tests of a context that is kept have a process alone, and say so: nothing that was launched there is destroyed. */
+/* A test of a kept context has a process alone, and says so: nothing that was launched there is destroyed. */
 static void may_go(void)
 {
     if (getenv("GPU_TEST_ALONE"))

@@ -1,9 +1,9 @@
-/*! The smallest complete user of the C shim: two queue pairs of one device, RDMA WRITEs from one to the other.
+/*! The smallest complete user of the C shim: two queue pairs of one device, WRITEs from one to the other.
  *
  *     cc -std=c11 -I ../../include write.c -libverbs -lmlx5 -o write && ./write [DEVICE [MESSAGES]]
  *
- * libibverbs creates and connects; from then on the send queue and its CQ belong to doorbell.h. Prints one line; exits
- * 1 with the reason when anything, a completion or a payload, is not as it should be, and 2 when there is no device.
+ * libibverbs creates and connects; then the send queue and its CQ belong to doorbell.h. Prints one line.
+ * Exits 1 with the reason when a call, a completion or the payload is wrong, and 2 when there is no device.
  */
 #define _DEFAULT_SOURCE /* mlx5dv.h calls htobe32, which strict C11 hides. */
 #include <errno.h>
@@ -36,7 +36,7 @@ static struct ibv_context *open_device(const char *name) {
     return context;
 }
 
-/* A thread domain gives the queue a doorbell register of its own; scatter-to-CQE must be off for doorbell.h. */
+/* A thread domain gives the queue its own doorbell register; scatter-to-CQE must be off for doorbell.h. */
 static struct ibv_qp *create_qp(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq) {
     struct ibv_td_init_attr no_options = {0};
     struct ibv_td *td = ibv_alloc_td(context, &no_options);

@@ -1,5 +1,5 @@
 /*
- * What the headers say of the places that Rust writes by hand: each function fills a struct of the header, field by
+ * What the headers say of the places that Rust writes by hand: each function fills a struct of the header, by
  * field and through its inline setters where there are some, with values that the tests know.
  */
 #include <endian.h>
@@ -32,7 +32,7 @@ void headers_grown(size_t out[6])
 	out[5] = offsetof(struct ibv_port_attr, flags);
 }
 
-/* Control segment: opmod 0xa5, index 0x0102, WRITE_IMM, QP 0xa7b8c9, ds 3, signature 0x5a, stream 0x0304, imm 42. */
+/* Opmod 0xa5, index 0x0102, WRITE_IMM, QP 0xa7b8c9, ds 3, signature 0x5a, stream 0x0304, immediate 42. */
 void headers_control(struct mlx5_wqe_ctrl_seg *out)
 {
 	memset(out, 0, sizeof(*out));
@@ -106,7 +106,7 @@ void headers_error_cqe(struct mlx5_err_cqe *out)
 	out->op_own = MLX5_CQE_REQ_ERR << 4;
 }
 
-/* The header's codes in the order of `mlx5-layout`'s lists, as far as the header has them; returns how many. */
+/* The codes that the header has, in the order of `mlx5-layout`'s lists; returns how many. */
 size_t headers_send_opcodes(uint8_t *out)
 {
 	const uint8_t codes[] = {
