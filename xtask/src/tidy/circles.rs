@@ -1,6 +1,6 @@
 //! Circles of files inside a crate: files that name each other's items in a loop, also through re-exports and
-//! `super::`; and files of one type's methods that call each other's, by `self` or `Self`, in a loop. A method
-//! that is called on anything else names no file, and types of one name count as one.
+//! `super::`; and files of one type's methods that call each other's, by `self` or `Self`, in a loop. A
+//! method that is called on anything else names no file, and types of one name count as one.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,8 @@
 //! Figure 7: what a server uses of the CPU while a GPU serves, by how its thread waits.
 //!
 //! A series is `gpu-LINE-MODEL`, or `gpu-LINE+MODE-MODEL` for a mode other than gpu-graph. A point has its
-//! own server, with the line as `--sleep`, and client. Phases: init, serving, end (`experiments/fig7/README.md`).
+//! own server, with the line as `--sleep`, and client. Phases: init, serving, end
+//! (`experiments/fig7/README.md`).
 
 use std::collections::BTreeSet;
 use std::path::Path;

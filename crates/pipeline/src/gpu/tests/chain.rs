@@ -19,8 +19,8 @@ pub struct Wakes {
 }
 
 impl Wakes {
-    /// Prints them, and whether their median keeps the aim. Other programs may have the processor; but a thread
-    /// that is not woken sleeps for seconds.
+    /// Prints them, and whether their median keeps the aim. Other programs may have the processor; but a
+    /// thread that is not woken sleeps for seconds.
     pub fn judge(mut self, what: &str) {
         self.took.sort_unstable();
         let is_kept = self.took[self.took.len() / 2] < IN_TIME;
