@@ -435,11 +435,15 @@ pub fn ended(client: &mut JsonProgram, run: &Value, since: Instant) -> Result<()
     Ok(())
 }
 
-/// Why a client's last line is no measurement: answers wrong, not compared, lost or duplicate, or refusals.
+/// Why a client's last line is no measurement: answers wrong, not compared, lost or duplicate, refusals, no
+/// request.
 pub fn missing(run: &Value) -> Option<String> {
     let refused = run["refused"].as_object().map(|all| all.values().filter_map(Value::as_u64).sum());
     if run["reference"] != true {
         return Some("no answer was compared with a reference".into());
+    }
+    if run["sent"] == 0 {
+        return Some("no request was due while the client ran".into());
     }
     let counts = ["wrong", "lost", "duplicate"].map(|name| (name, run[name].as_u64()));
     counts.into_iter().chain([("refused", refused)]).find_map(|(name, count)| match count {
