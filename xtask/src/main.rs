@@ -138,7 +138,8 @@ fn main() -> ExitCode {
             stop::hold_if_soon();
             tell!("xtask: {error:#}");
             // What the user can mend is told apart from what went wrong.
-            if error.is::<refused::Refused>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            let refused = error.downcast_ref::<refused::Refused>();
+            refused.map_or(ExitCode::FAILURE, |refused| ExitCode::from(refused.status))
         }
     }
 }

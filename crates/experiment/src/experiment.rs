@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::figures::ran_with;
+use crate::measured::Entry;
 use crate::paper::{Claim, Rule};
 use crate::refused::{nearest, refused};
 use crate::spec::Extent;
@@ -73,6 +74,16 @@ impl Experiment {
         let aims = self.aims(shaped_to(points).is_some());
         judged.extend(aims.map(|claim| Judged { aim: true, ..judge(claim, points) }));
         judged
+    }
+
+    /// The verdicts of a recorded run, and whether it gave each itself. It saw each repetition: its verdict
+    /// stands as long as claim and rule do. Others are judged by the kept rows.
+    pub fn judge_recorded(&self, entry: &Entry) -> impl Iterator<Item = (Judged, bool)> {
+        let anew = self.judge(&entry.points(&self.spec.name)).into_iter();
+        anew.map(|anew| match entry.verdicts.iter().find(|one| one.is_by_rule_of(&anew)) {
+            Some(of_run) => (of_run.clone(), true),
+            None => (anew, false),
+        })
     }
 
     /// Its own claims. An aim about a shaped link is not asked of another one.

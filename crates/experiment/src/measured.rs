@@ -113,6 +113,7 @@ impl Entry {
             let (series, others) = (row.series.clone(), row.at.clone());
             let key = Key { series, x: row.x, at: others, repetition: at as u32 };
             let mut point = Point::new(experiment, key, self.label, self.of(row).clone());
+            point.is_kept = true;
             point.settings = row.settings.clone();
             point.took_s = row.took_s.map(|all| all / row.repetitions as f64);
             for (name, values) in &row.values {

@@ -53,6 +53,9 @@ pub struct Point {
     /// Weakest label of the parts that the run used.
     pub label: Label,
     pub provenance: Provenance,
+    /// Whether it stands for a recorded row: its numbers are not those of one repetition.
+    #[serde(skip)]
+    pub is_kept: bool,
 }
 
 impl Samples {
@@ -119,6 +122,7 @@ impl Point {
             detail,
             label,
             provenance,
+            is_kept: false,
         }
     }
 

@@ -1,13 +1,24 @@
 //! What a user can mend: one line that says what, where and what to do, and exit status 2.
 
-/// The error that `main` turns into exit status 2.
+/// The error that `main` turns into its exit status.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Refused(String);
+#[error("{text}")]
+pub struct Refused {
+    text: String,
+    pub status: u8,
+}
+
+/// Exit status where the host of a server has no GPU; 2 for all else.
+pub const NO_GPU: u8 = 3;
 
 /// A refusal as an error.
 pub fn refused(text: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Refused(text.into()))
+    refused_with(2, text)
+}
+
+/// As [`refused`], with an exit status of its own.
+pub fn refused_with(status: u8, text: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Refused { text: text.into(), status })
 }
 
 /// Least similarity of a misspelt name: `roec` and `roce` have 0.92.

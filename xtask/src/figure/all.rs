@@ -1,7 +1,6 @@
 //! `cargo xtask figure all`: every figure in its own process, so one failure spares others; a summary.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -11,8 +10,8 @@ use experiment::spec::Grid;
 
 use super::options::Options;
 use crate::gpu_machine::GpuMachine;
-use crate::refused::refused;
-use crate::{carried, files, progress, shell, stop, workspace};
+use crate::refused::{NO_GPU, refused};
+use crate::{carried, progress, shell, stop, workspace};
 
 /// What stands for all of them on the command line.
 pub const NAME: &str = "all";
@@ -80,10 +79,6 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
         let nth = format!("{} of {}{left}", at + 1, FIGURES.len());
         let here = here(figure, options);
         say!("figure {figure} ({nth}){here}: {} {}", workspace::us(), shell::line(&words));
-        let name = format!("fig{figure}");
-        let out = options.out.as_ref().map_or_else(|| workspace::results(&name), |out| out.join(&name));
-        let no_gpu_there = no_gpu_log(&out);
-        files::remove(&no_gpu_there)?;
         let since = Instant::now();
         let what = match no_gpu.filter(|_| is_left_out(figure)) {
             Some(why) => {
@@ -91,8 +86,6 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
             }
             None => match measured(program, &words)? {
                 FigureOutcome::Measured if options.dry_run => FigureOutcome::Said,
-                FigureOutcome::Failed(how) => fs::read_to_string(no_gpu_there)
-                    .map_or(FigureOutcome::Failed(how), FigureOutcome::LeftOut),
                 came => came,
             },
         };
@@ -150,12 +143,13 @@ fn measured(program: &Path, words: &[String]) -> Result<FigureOutcome> {
     stop::hold();
     let status = Command::new(program).args(words).status().context("starting a figure")?;
     stop::hold_if_soon();
-    Ok(if status.success() { FigureOutcome::Measured } else { FigureOutcome::Failed(status.to_string()) })
-}
-
-/// Where a server's figure says that a host has no GPU, and why.
-pub fn no_gpu_log(out: &Path) -> PathBuf {
-    out.join("logs/no-gpu.log")
+    Ok(match status.code() {
+        Some(0) => FigureOutcome::Measured,
+        Some(code) if code == i32::from(NO_GPU) => {
+            FigureOutcome::LeftOut("no GPU on the server's host (why stands above)".into())
+        }
+        _ => FigureOutcome::Failed(status.to_string()),
+    })
 }
 
 /// Where a figure runs, if that is not where the others run.
@@ -200,6 +194,7 @@ fn line(figure: &str, what: &FigureOutcome, took: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::process::Stdio;
 
     use nix::sys::signal::{Signal, kill};
@@ -258,27 +253,15 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_a_gpu_leaves_figures_out_with_its_reason_and_fails_nothing() {
+    fn a_host_without_a_gpu_leaves_figures_out_and_fails_nothing() {
         let folder = std::env::temp_dir().join(format!("xtask-figure-all-host-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        let (program, out) = (folder.join("xtask"), folder.join("out"));
-        let options = Options {
-            place: Some(Place::Inventory("my.yml".into())),
-            out: Some(out.clone()),
-            ..Options::default()
-        };
-        // Only what a figure says in this run counts.
-        let log = no_gpu_log(&out.join("fig7"));
-        files::write(&log, "of a run before").unwrap();
-        let says =
-            format!("mkdir -p {0}/fig6/logs; echo 'no GPU on a' > {0}/fig6/logs/no-gpu.log", out.display());
-        crate::process::script(
-            &program,
-            &format!("#!/bin/sh\n[ $2 -lt 6 ] && exit\n[ $2 = 7 ] || {{ {says}; }}\nexit 2\n"),
-        );
+        let program = folder.join("xtask");
+        let options = Options { place: Some(Place::Inventory("my.yml".into())), ..Options::default() };
+        crate::process::script(&program, "#!/bin/sh\ncase $2 in 6) exit 3 ;; 7) exit 2 ;; esac\n");
         let error = run_by(&program, &options, None).unwrap_err();
         assert!(error.to_string().starts_with("figures that failed: 7; go on with: "), "{error}");
-        crate::process::script(&program, &format!("#!/bin/sh\n[ $2 != 6 ] && exit\n{says}\nexit 2\n"));
+        crate::process::script(&program, "#!/bin/sh\n[ $2 != 6 ] || exit 3\n");
         run_by(&program, &options, None).unwrap();
         fs::remove_dir_all(folder).unwrap();
     }

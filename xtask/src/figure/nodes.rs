@@ -164,6 +164,7 @@ impl Nodes {
             cards.push(guid.trim().to_owned());
             let driver = link.trim().rsplit('/').next().unwrap_or_default();
             let why = match driver {
+                "mlx5_core" if guid.trim().is_empty() => "has no node GUID that can be read".to_owned(),
                 "mlx5_core" => continue,
                 "" => "is not there".to_owned(),
                 driver => format!(
@@ -175,7 +176,9 @@ impl Nodes {
                 host.name
             )));
         }
-        if cards[0] == cards[1] && !cards[0].is_empty() {
+        // That of a virtual function may be unset, which is all zeros.
+        let is_set = cards[0].contains(|digit| !matches!(digit, '0' | ':'));
+        if cards[0] == cards[1] && is_set {
             let [one, other] = [0, 1].map(|end| format!("`{}` of {}", devices[end], self.hosts[end].name));
             return Err(refused(format!(
                 "{one} and {other} are one card (node GUID {}): packets would not leave it; name two cards, or measure there with --nic",
@@ -223,8 +226,10 @@ mod tests {
 
     #[test]
     fn a_card_that_is_none_is_told_from_a_login_that_fails() {
-        assert!(fault("card", "echo ../../../../bus/pci/drivers/mlx5_core").is_none());
+        let unset = "echo ../../../../bus/pci/drivers/mlx5_core; echo 0000:0000:0000:0000";
+        assert!(fault("card", unset).is_none());
         for (name, ssh, words) in [
+            ("silent", "echo ../mlx5_core", "`mlx5_none` has no node GUID that can be read; an empty"),
             // As ssh does: what follows the options and the host goes to a shell.
             ("none", "shift 5; exec sh -c \"$*\"", "a: its experiment_device `mlx5_none` is not there"),
             ("other", "echo ../drivers/mlx4_core", "has the driver `mlx4_core`, not mlx5_core"),

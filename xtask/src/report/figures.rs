@@ -55,11 +55,9 @@ const NEWER: &str = "judged by the kept medians: claim or rule is newer than the
 impl Shown {
     /// A recorded `entry` of `experiment`; id and drawings come with [`finish`].
     pub fn new(experiment: &Experiment, entry: Entry, from: String) -> Shown {
-        // A run saw each repetition: its verdict stands as long as claim and rule do.
-        let of_run = |judged: &Judged| entry.verdicts.iter().find(|one| one.is_by_rule_of(judged)).cloned();
-        let judged = experiment.judge(&entry.points(&experiment.spec.name));
+        let judged = experiment.judge_recorded(&entry);
         let judged =
-            judged.into_iter().map(|judged| of_run(&judged).unwrap_or_else(|| by_medians(judged, NEWER)));
+            judged.map(|(judged, is_of_run)| if is_of_run { judged } else { by_medians(judged, NEWER) });
         let judged = judged.collect();
         Shown { judged, is_added: false, ..Shown::added(experiment, entry, from) }
     }

@@ -237,6 +237,9 @@ impl<'a> Run<'a> {
             (Row { complaint, ..Row::default() }, Log::default())
         });
         row.name.clone_from(&job.name);
+        if let Work::Suite(suite) = &job.work {
+            row.package.clone_from(&suite.package);
+        }
         row.minutes = since.elapsed().as_secs_f64() / 60.0;
         row.cpu_minutes = log.used.as_secs_f64() / 60.0;
         finish(row, &log)
@@ -491,6 +494,18 @@ mod tests {
         let built = jobs.iter().find(|job| job.name == TEST_PROGRAMS).unwrap();
         let Work::Build(words) = &built.work else { panic!("no build") };
         assert!(words.join(" ").ends_with("-p profiler -p xtask"), "{words:?}");
+    }
+
+    #[test]
+    fn the_row_of_a_suite_has_its_package() {
+        let suites = crate::test::suites::all(&["echo"], Path::new("softnic"), Path::new("logs"));
+        let (floors, metadata) = (Floors::default(), Metadata { packages: Vec::new() });
+        let run = Run::new(Extent::default(), &floors, &metadata, BTreeMap::new());
+        for suite in suites {
+            // No program was built: the suite fails.
+            let row = run.one(&Job::new(&suite.name.clone(), 0, &[], Work::Suite(suite)));
+            assert_eq!((row.name.split('-').next(), &*row.package), (Some("echo"), "echo"));
+        }
     }
 
     #[test]

@@ -17,6 +17,8 @@ const END: usize = 15;
 #[derive(Default)]
 pub struct Row {
     pub name: String,
+    /// That of a suite; empty for a step.
+    pub package: String,
     pub minutes: f64,
     /// CPU time of what was started.
     pub cpu_minutes: f64,

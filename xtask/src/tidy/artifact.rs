@@ -1,12 +1,14 @@
 //! `docs/artifact.md` has a row a claim: command, recorded verdict, machine, measuring time; `cargo xtask
 //! docs --tables` writes them. `Cargo.toml` has the version of `CITATION.cff` and `CHANGELOG.md`.
 
+use std::path::PathBuf;
+
 use experiment::measured::{Entry, Measured};
 use experiment::paper::Rule;
 use experiment::point::needs_gpu;
 use experiment::spec::Extent;
-use experiment::verdict::Verdict;
-use experiment::{Paper, Spec};
+use experiment::verdict::{Judged, Verdict};
+use experiment::{Experiment, Paper, Spec};
 
 use crate::workspace::Tree;
 
@@ -56,14 +58,25 @@ fn claims(tree: &Tree) -> Vec<[String; 6]> {
         else {
             continue;
         };
+        let paper = Paper { name: format!("fig{figure}"), ..paper };
         let beside = |name: &str| tree.get(&format!("experiments/fig{figure}/{name}"));
         let measured = beside("measured.json").and_then(|text| serde_json::from_str(text).ok());
         let measured: Measured = measured.unwrap_or_default();
         let spec = beside("spec.toml").and_then(|text| Spec::parse(&format!("fig{figure}"), text).ok());
-        all.extend(paper.claim.into_iter().map(|claim| {
+        let claims = paper.claim.clone();
+        let experiment = spec.map(|spec| Experiment { spec, folder: PathBuf::new(), papers: vec![paper] });
+        let judged: Vec<(Judged, &Entry)> = experiment
+            .iter()
+            .flat_map(|experiment| {
+                let of = |entry| experiment.judge_recorded(entry).map(move |(judged, _)| (judged, entry));
+                measured.entries.iter().flat_map(of)
+            })
+            .collect();
+        let spec = experiment.as_ref().map(|experiment| &experiment.spec);
+        all.extend(claims.into_iter().map(|claim| {
             let [options, time, verdict, by] = match claim.rule {
                 Rule::Background {} => ["", "none", "background", "none"].map(str::to_owned),
-                _ => recorded(&measured, spec.as_ref(), &claim.id),
+                _ => recorded(&judged, spec, &claim.id),
             };
             let command = format!("`cargo xtask figure {figure}{options}`");
             [format!("`{}`", claim.id), claim.text, command, time, verdict, by]
@@ -73,15 +86,15 @@ fn claims(tree: &Tree) -> Vec<[String; 6]> {
 }
 
 /// Options of the entry whose verdict counts, how long its points were measured, that verdict, whose entry.
-fn recorded(measured: &Measured, spec: Option<&Spec>, id: &str) -> [String; 4] {
-    let judged = measured.entries.iter().flat_map(|entry| entry.verdicts.iter().map(move |one| (one, entry)));
-    let of_claim = judged.filter(|(one, _)| one.id == id);
+fn recorded(judged: &[(Judged, &Entry)], spec: Option<&Spec>, id: &str) -> [String; 4] {
+    let of_claim = judged.iter().filter(|(one, _)| one.id == id && !one.aim);
     let Some((one, entry)) = of_claim.max_by_key(|(one, _)| one.verdict.rank(one.label)) else {
         return ["", "none", "not recorded", "none"].map(str::to_owned);
     };
-    // The parts are another page's to name.
+    // The parts are another page's to name. A verdict by another rule counts as none.
     let said = match &one.verdict {
         Verdict::NeedsHardware(_) => "needs hardware".to_owned(),
+        Verdict::NeedsData => "not recorded".to_owned(),
         verdict => verdict.to_string(),
     };
     [options(entry), spec.map_or_else(String::new, |spec| time(entry, spec)), said, entry.subject()]
@@ -147,45 +160,52 @@ mod tests {
         text = "t"
         source = "s"
         series = ["s"]
-        rule = "flat"
+        rule = "equals"
         field = "v"
-        at_most = 1.0
+        value = 1.0
         [[claim]]
         id = "b"
         text = "t"
         source = "s"
         rule = "background"
     "#;
-    const SPEC: &str = "title = \"t\"\napp = \"bench-nic\"\nvalues = [\"v\"]\nrange = \"v\"\nquick = { repeat = 1, seconds = 1.0 }\n\
+    const SPEC: &str = "title = \"t\"\napp = \"bench-nic\"\njudges = [{ paper = \"fig9\" }]\nvalues = [\"v\"]\nrange = \"v\"\nquick = { repeat = 1, seconds = 1.0 }\n\
         full = { repeat = 1, seconds = 2.0 }\ngrid = { series = [\"s\", \"t\"], repeat = 1, seconds = 20.0 }\n";
     const A: &str =
         "| `a` | t | `cargo xtask figure 9` | ≥ 3 min, 9 points (today 2) | in part | m (emulated) |\n";
     const B: &str = "| `b` | t | `cargo xtask figure 9` | none | background | none |\n";
 
-    fn measured(took_s: Option<f64>) -> String {
-        let row = |series: &str, repetitions: u32| json!({ "series": series, "x": 0, "repetitions": repetitions, "took_s": took_s, "content_ok": true, "values": {} });
-        let verdict = |label: &str, verdict: Value| json!({ "id": "a", "text": "t", "source": "s", "evidence": [], "label": label, "verdict": verdict });
-        let verdicts = [
-            verdict("emulated", "reproduced".into()),
-            verdict("emulated", "in-part".into()),
-            verdict("modelled", "not-reproduced".into()),
-            verdict("hardware", json!({ "needs-hardware": ["nic"] })),
-        ];
+    /// Entries that gave claim `a` their verdicts when its rule asked for `asked`.
+    fn measured(took_s: Option<f64>, asked: u32, values: &Value) -> String {
+        let row = |series: &str, repetitions: u32| json!({ "series": series, "x": 0, "repetitions": repetitions, "took_s": took_s, "content_ok": true, "values": values });
         let provenance = experiment::point::example("s", 0).provenance;
-        let entry = json!({
-            "machine": "m", "label": "emulated", "extent": "normal", "provenance": provenance,
-            "rows": [row("s", 5), row("t", 4)], "verdicts": verdicts,
-        });
-        json!({ "entries": [entry] }).to_string()
+        let entry = |(label, verdict): (&str, Value)| {
+            let verdict = json!({
+                "id": "a", "text": "t", "source": "s", "evidence": ["holds: s: 1.00"], "label": label,
+                "verdict": verdict,
+                "criterion": format!("holds when v is {asked} everywhere"),
+            });
+            json!({
+                "machine": "m", "label": label, "extent": "normal", "provenance": provenance,
+                "rows": [row("s", 5), row("t", 4)], "verdicts": [verdict],
+            })
+        };
+        let entries = [
+            ("emulated", "reproduced".into()),
+            ("emulated", "in-part".into()),
+            ("modelled", "not-reproduced".into()),
+            ("hardware", json!({ "needs-hardware": ["nic"] })),
+        ];
+        json!({ "entries": entries.map(entry) }).to_string()
     }
 
     /// Whether `docs --tables` would leave these rows as they are.
-    fn is_right(rows: &str, took_s: Option<f64>) -> bool {
+    fn is_right(rows: &str, measured: &str) -> bool {
         let titles = "| claim | the paper says | command | time | recorded verdict | by |\n|---|---|---|---|---|---|\n";
         let page = format!("\n<!-- table: claims -->\n{titles}{rows}<!-- end of table -->\n");
         let files = [
             ("experiments/fig9/paper.toml", PAPER),
-            ("experiments/fig9/measured.json", &measured(took_s)),
+            ("experiments/fig9/measured.json", measured),
             ("experiments/fig9/spec.toml", SPEC),
         ];
         tables::renewed(&Tree::of(&files), &page).unwrap() == page
@@ -194,8 +214,10 @@ mod tests {
     #[test]
     fn each_claim_has_a_row_with_its_command_and_its_recorded_verdict() {
         let row = |a: &str| format!("{a}{B}");
-        assert!(is_right(&row(A), None));
-        assert!(is_right(&row(&A.replace("≥ 3 min", "60 s")), Some(30.0)));
+        let one = json!({ "v": [1.0, 1.0, 1.0] });
+        let by_rule = measured(None, 1, &one);
+        assert!(is_right(&row(A), &by_rule));
+        assert!(is_right(&row(&A.replace("≥ 3 min", "60 s")), &measured(Some(30.0), 1, &one)));
         for wrong in [
             A.to_owned(),
             row(&A.repeat(2)),
@@ -204,7 +226,12 @@ mod tests {
             row(&A.replace("(emulated)", "(hardware)")),
             row(&A.replace("in part", "reproduced")),
         ] {
-            assert!(!is_right(&wrong, None), "{wrong}");
+            assert!(!is_right(&wrong, &by_rule), "{wrong}");
+        }
+        // Verdicts by another rule do not count: the kept rows are judged, and say nothing if they lack it.
+        for (values, said) in [(one, "reproduced"), (json!({}), "not recorded")] {
+            let now = A.replace("in part", said).replace("(emulated)", "(hardware)");
+            assert!(is_right(&row(&now), &measured(None, 2, &values)), "{said}");
         }
     }
 

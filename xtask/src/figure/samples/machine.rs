@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +27,8 @@ const APART: Duration = Duration::from_secs(1);
 /// The shortest time that a rate is taken over: the kernel counts CPU time in hundredths of a second.
 const LEAST: Duration = Duration::from_millis(500);
 
-/// First lines of files, by their paths below the sysfs; `stat` is that of the processes' file system.
+/// First lines of files, by their paths below the sysfs; empty: the file is there and cannot be read. `stat`
+/// is that of the processes' file system.
 type Texts = BTreeMap<String, String>;
 
 /// Shell that answers each line of stdin with these texts of its machine. Argument: the sysfs.
@@ -37,7 +39,8 @@ while read -r request; do
     said="\"stat\":\"$said\""
     for file in devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq class/powercap/intel-rapl:*/name \
         class/powercap/intel-rapl:*/energy_uj class/powercap/intel-rapl:*/max_energy_range_uj; do
-        read -r line < "$file" && said="$said,\"$file\":\"$line\""
+        line=
+        test -e "$file" && { read -r line < "$file"; said="$said,\"$file\":\"$line\""; }
     done 2> /dev/null
     printf '{"kind":"answer","said":{%s}}\n' "$said"
 done"#;
@@ -53,15 +56,21 @@ pub enum Machine {
 
 impl Machine {
     /// Starts the shell on a host.
-    pub fn on(host: &Host, log: &Path) -> Result<Machine> {
-        let mut reader = JsonProgram::start(&mut host.command(&["sh", "-c", READER, "sh", &host.sys])?, log)?;
-        reader.json("ready", WAIT)?;
-        Ok(Machine::There(Arc::new(Mutex::new(Ok(reader)))))
+    pub fn on(host: &Host, log: &Path) -> Machine {
+        let start = || -> Result<JsonProgram> {
+            let mut shell = host.command(&["sh", "-c", READER, "sh", &host.sys])?;
+            let mut reader = JsonProgram::start(&mut shell, log)?;
+            reader.json("ready", WAIT)?;
+            Ok(reader)
+        };
+        let reader = start().map_err(|error| format!("{}: {error:#}", host.name));
+        Machine::There(Arc::new(Mutex::new(reader)))
     }
 
-    fn read(&self) -> Reading {
+    /// Error: why the machine is not read any more.
+    fn read(&self) -> Result<Reading, String> {
         match self {
-            Machine::Here(root) => Reading::of(&texts(root)),
+            Machine::Here(root) => Ok(Reading::of(&texts(root))),
             Machine::There(reader) => {
                 let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
                 let said = match &mut *reader {
@@ -73,10 +82,7 @@ impl Machine {
                 let texts = said.and_then(|mut said| {
                     serde_json::from_value(said["said"].take()).map_err(|error| error.to_string())
                 });
-                texts.map_or_else(
-                    |why| Reading { busy_s: None, mhz: None, energies: Err(why) },
-                    |texts| Reading::of(&texts),
-                )
+                texts.map(|texts| Reading::of(&texts))
             }
         }
     }
@@ -87,7 +93,9 @@ fn texts(root: &Path) -> Texts {
     let sys = root.join("sys");
     let mut texts = Texts::new();
     let mut put = |name: String, file: &Path| {
-        texts.extend(fs::read_to_string(file).ok().map(|text| (name, text)));
+        let text = fs::read_to_string(file);
+        let is_there = text.as_ref().map_or_else(|error| error.kind() != ErrorKind::NotFound, |_| true);
+        texts.extend(is_there.then(|| (name, text.unwrap_or_default())));
     };
     put("stat".into(), &root.join("proc/stat"));
     for (folder, files) in [
@@ -106,6 +114,8 @@ fn texts(root: &Path) -> Texts {
 
 /// One look at a machine.
 struct Reading {
+    /// When it had come: between two readings of a host lies a round trip, which the counters span too.
+    at: Instant,
     /// Seconds since the machine's start that cores were busy.
     busy_s: Option<f64>,
     /// Mean of all cores.
@@ -124,13 +134,13 @@ impl Reading {
         let energy = |name: &str| {
             let zone = name.trim_end_matches("/name");
             let of = |file: &str| {
-                let why = || {
-                    format!(
-                        "{file} of {} cannot be read; root may read it",
-                        zone.rsplit('/').next().unwrap_or(zone)
-                    )
+                let path = format!("{zone}/{file}");
+                let why = match texts.contains_key(&path) {
+                    true => "cannot be read; root may read it",
+                    false => "is not there",
                 };
-                number(&format!("{zone}/{file}")).ok_or_else(why)
+                number(&path)
+                    .ok_or_else(|| format!("{file} of {} {why}", zone.rsplit('/').next().unwrap_or(zone)))
             };
             Ok([of("energy_uj")?, of("max_energy_range_uj")?])
         };
@@ -139,6 +149,7 @@ impl Reading {
             zones.filter(|name| texts[*name].starts_with("package")).map(energy).collect();
         let is_any = |all: &Vec<_>| !all.is_empty();
         Reading {
+            at: Instant::now(),
             busy_s: texts.get("stat").and_then(|stat| background_load::busy(stat)),
             mhz: (!khz.is_empty()).then(|| khz.iter().sum::<f64>() / khz.len() as f64 / 1e3),
             energies: energies.and_then(|all| {
@@ -176,6 +187,8 @@ struct Readings {
     joules: Option<f64>,
     /// Why there is no energy, if there is none.
     why_no_energy: String,
+    /// Why the machine was not read to the end, if it was not.
+    failed: Option<String>,
     /// CPU time of the thread itself.
     own_ms: Option<f64>,
 }
@@ -194,14 +207,17 @@ impl MachineSampler {
         let machine = machine.clone();
         let first = APART.min(Duration::try_from_secs_f64(seconds / 2.0).unwrap_or(APART));
         let reads = move || {
-            let mut state = State::new(&machine);
+            let mut state = match State::new(&machine) {
+                Ok(state) => state,
+                Err(why) => return Readings { failed: Some(why), ..Readings::default() },
+            };
             let mut wait = first;
             loop {
                 // The owner drops its end, or says that the point is over.
                 let is_over = !matches!(is_over.recv_timeout(wait), Err(RecvTimeoutError::Timeout));
-                state.read(is_over);
-                if is_over {
-                    return Readings { own_ms: own_ms(), ..state.readings };
+                let failed = state.read(is_over).err();
+                if is_over || failed.is_some() {
+                    return Readings { own_ms: own_ms(), failed, ..state.readings };
                 }
                 wait = APART;
             }
@@ -217,12 +233,13 @@ impl MachineSampler {
             samples.absent.insert("cpu".into(), "the thread of samples failed".into());
             return;
         };
-        for (name, readings, why) in [
+        let failed = readings.failed.as_deref();
+        for (name, all, why) in [
             ("cpu_cores", &readings.cores, "/proc/stat does not say"),
             ("cpu_mhz", &readings.mhz, "no cpufreq below /sys/devices/system/cpu"),
             ("cpu_watts", &readings.watts, &*readings.why_no_energy),
         ] {
-            samples.gauge_or(name, readings, why);
+            samples.gauge_or(name, all, failed.unwrap_or(why));
         }
         samples.counts.extend(readings.joules.map(|joules| ("cpu_joules".to_owned(), joules)));
         samples.counts.extend(readings.own_ms.map(|ms| ("sampling_cpu_ms".to_owned(), ms)));
@@ -232,23 +249,23 @@ impl MachineSampler {
 /// Readings, and the look that the next rates begin from.
 struct State<'a> {
     machine: &'a Machine,
-    since: Instant,
     last: Reading,
     readings: Readings,
 }
 
 impl State<'_> {
-    fn new(machine: &Machine) -> State<'_> {
-        let last = machine.read();
-        let why_no_energy = last.energies.as_ref().err().cloned().unwrap_or_default();
+    fn new(machine: &Machine) -> Result<State<'_>, String> {
+        let last = machine.read()?;
+        let changed = || "the processors with a counter of energy changed".to_owned();
+        let why_no_energy = last.energies.as_ref().err().cloned().unwrap_or_else(changed);
         let readings = Readings { why_no_energy, ..Readings::default() };
-        State { machine, since: Instant::now(), last, readings }
+        Ok(State { machine, last, readings })
     }
 
     /// Reads gauges during the point, and rates over at least half a second, unless the point is shorter.
-    fn read(&mut self, is_over: bool) {
-        let seconds = self.since.elapsed();
-        let now = self.machine.read();
+    fn read(&mut self, is_over: bool) -> Result<(), String> {
+        let now = self.machine.read()?;
+        let seconds = now.at.saturating_duration_since(self.last.at);
         if !is_over || self.readings.mhz.is_empty() {
             self.readings.mhz.extend(now.mhz);
         }
@@ -259,14 +276,15 @@ impl State<'_> {
             if is_over {
                 self.add(joules);
             }
-            return;
+            return Ok(());
         }
         let seconds = seconds.as_secs_f64().max(1e-3);
         let cores = now.busy_s.zip(self.last.busy_s).map(|(now, before)| ((now - before) / seconds).max(0.0));
         self.readings.cores.extend(cores);
         self.readings.watts.extend(joules.map(|joules| joules / seconds));
         self.add(joules);
-        (self.since, self.last) = (Instant::now(), now);
+        self.last = now;
+        Ok(())
     }
 
     fn add(&mut self, joules: Option<f64>) {
@@ -318,14 +336,14 @@ mod tests {
     fn cores_frequency_and_energy_are_read_from_files_and_a_counter_that_begins_again_counts_on() {
         let root = fake("read");
         let here = Machine::Here(root.clone());
-        let mut state = State::new(&here);
+        let mut state = State::new(&here).unwrap();
         assert_eq!(state.last.energies, Ok(vec![[1e6, 5e6]; 2]), "subzones and the platform count no more");
-        state.since -= Duration::from_secs(2);
+        state.last.at -= Duration::from_secs(2);
         fs::write(root.join("proc/stat"), "cpu  300 0 100 5000 0 0 0 0 0 0\n").unwrap();
         fs::write(root.join("sys/class/powercap/intel-rapl:0/energy_uj"), "4000000\n").unwrap();
         // From 1 J over the range of 5 J to 0.5 J: 4.5 J.
         fs::write(root.join("sys/class/powercap/intel-rapl:1/energy_uj"), "500000\n").unwrap();
-        state.read(false);
+        state.read(false).unwrap();
         let readings = &state.readings;
         assert_eq!((readings.mhz.as_slice(), readings.joules), (&[2000.0][..], Some(7.5)));
         // Three seconds of two: a little less, since the test takes time too.
@@ -343,10 +361,10 @@ mod tests {
         MachineSampler::start(&Machine::Here(root.clone()), 0.02).unwrap().end(&mut samples);
         assert_eq!(samples.gauges.keys().collect::<Vec<_>>(), ["cpu_cores"], "{samples:?}");
         let why = &samples.absent["cpu_watts"];
-        assert!(why.starts_with("energy_uj of intel-rapl:0 cannot be read; "), "{why}");
+        assert_eq!(why, "energy_uj of intel-rapl:0 is not there");
         assert!(samples.absent["cpu_mhz"].starts_with("no cpufreq"), "{samples:?}");
         fs::remove_dir_all(&root).unwrap();
-        let why = Machine::Here(root).read().energies.unwrap_err();
+        let why = Machine::Here(root).read().unwrap().energies.unwrap_err();
         assert_eq!(why, "no /sys/class/powercap/intel-rapl:0");
     }
 
@@ -359,11 +377,50 @@ mod tests {
         let mut reader = JsonProgram::start(&mut shell, &root.join("log")).unwrap();
         reader.json("ready", WAIT).unwrap();
         let there = Machine::There(Arc::new(Mutex::new(Ok(reader))));
-        let (here, there) = (Machine::Here(root.clone()).read(), there.read());
-        assert_eq!((there.mhz, &there.energies), (Some(2000.0), &here.energies));
-        assert!(there.busy_s > Some(0.0) && here.energies.is_ok());
-        let gone = Machine::There(Arc::new(Mutex::new(Err("gone".into())))).read();
-        assert_eq!((gone.mhz, gone.energies), (None, Err("gone".into())));
+        let here = Machine::Here(root.clone());
+        let read = || [&here, &there].map(|machine| machine.read().unwrap());
+        let [of_here, of_there] = read();
+        assert_eq!((of_there.mhz, &of_there.energies), (Some(2000.0), &of_here.energies));
+        assert!(of_there.busy_s > Some(0.0) && of_here.energies.is_ok());
+        let energy = root.join("sys/class/powercap/intel-rapl:1/energy_uj");
+        fs::remove_file(&energy).unwrap();
+        let gone = Err("energy_uj of intel-rapl:1 is not there".to_owned());
+        assert_eq!(read().map(|reading| reading.energies), [gone.clone(), gone]);
+        // Stands in for a file that only root may read: root runs tests too.
+        fs::create_dir(&energy).unwrap();
+        let refused = Err("energy_uj of intel-rapl:1 cannot be read; root may read it".to_owned());
+        assert_eq!(read().map(|reading| reading.energies), [refused.clone(), refused]);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    /// Each answer of this host takes a fifth of a second, in which one core is busy.
+    #[test]
+    fn the_way_to_a_host_is_in_the_time_of_a_rate_as_it_is_in_the_counters() {
+        let log = std::env::temp_dir().join(format!("xtask-samples-far-{}", std::process::id()));
+        let shell = r#"busy=0; while read -r asked; do sleep 0.2; busy=$((busy+20))
+            echo "{\"kind\":\"answer\",\"said\":{\"stat\":\"cpu  $busy 0 0 0 0 0 0 0 0 0\"}}"; done"#;
+        let reader = JsonProgram::start(std::process::Command::new("sh").args(["-c", shell]), &log).unwrap();
+        let far = Machine::There(Arc::new(Mutex::new(Ok(reader))));
+        let mut state = State::new(&far).unwrap();
+        state.read(true).unwrap();
+        let cores = state.readings.cores[0];
+        assert!(cores > 0.0 && cores <= 1.0, "{cores} of one core");
+        fs::remove_file(log).unwrap();
+    }
+
+    #[test]
+    fn a_host_that_is_not_read_is_not_applicable_with_the_words_of_its_shell() {
+        let root = fake("silent");
+        let ssh = root.join("ssh");
+        crate::process::script(&ssh, "#!/bin/sh\necho 'no route to host' >&2; exit 255\n");
+        let own = [("name", "a".into()), ("ssh", ssh.display().to_string().into())];
+        let host = serde_json::from_str(&crate::testbed::hosts::tests::line(&own)).unwrap();
+        let mut samples = Samples::default();
+        MachineSampler::start(&Machine::on(&host, &root.join("log")), 0.02).unwrap().end(&mut samples);
+        assert_eq!(samples.absent.len(), 3, "{samples:?}");
+        for why in samples.absent.values() {
+            assert!(why.starts_with("a: ") && why.contains("no route to host"), "{samples:?}");
+        }
         fs::remove_dir_all(root).unwrap();
     }
 

@@ -67,18 +67,16 @@ pub struct BetweenNodes<'a> {
 }
 
 impl BetweenNodes<'_> {
-    /// Starts the readers. `stands`: the second end serves every point. Error: a reader cannot start.
+    /// Starts the readers. `stands`: the second end serves every point. Error: the counters have no reader.
     pub fn start<'a>(
         bench: &'a mut dyn Bench,
         nodes: &'a Nodes,
         stands: bool,
         logs: &'a Path,
     ) -> Result<BetweenNodes<'a>> {
-        let of = |(host, end)| {
-            Ok((end, Machine::on(host, &logs.join(format!("machine-{end}.log"))).context(host.name.clone())?))
-        };
         let hosts = nodes.hosts().iter().zip(nodes.ends()).filter(|_| !nodes.are_here());
-        let machines = hosts.map(of).collect::<Result<_>>()?;
+        let of = |(host, end)| (end, Machine::on(host, &logs.join(format!("machine-{end}.log"))));
+        let machines = hosts.map(of).collect();
         Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, machines, gpu: None, logs })
     }
 

@@ -16,7 +16,6 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::started::{ReadHost, Started};
-use crate::figure::all;
 use crate::figure::app;
 use crate::figure::chosen_nic;
 use crate::figure::judged::judged;
@@ -28,6 +27,7 @@ use crate::gpu_machine::GpuMachine;
 use crate::onnx_runtime::Search;
 use crate::packages::LIBRARY;
 use crate::process::{Ended, JsonProgram, WAIT, output, run_logged};
+use crate::refused::{NO_GPU, refused_with};
 use crate::{files, wheels, workspace, zoo};
 
 /// Until the server listens: it compiles kernels and loads a model.
@@ -261,10 +261,8 @@ impl ServerBench<'_> {
                 let said = output(&mut host.command(&probe)?, WAIT);
                 gpu = GpuMachine::read(&said.with_context(|| format!("asking {} for its GPU", host.name))?)?;
                 let place = format!("on {}", host.name);
-                has_gpu(&gpu, &spec.name, &place).inspect_err(|_| {
-                    let why = format!("no GPU {place} ({})", gpu.why_none());
-                    let _ = files::write(&all::no_gpu_log(&figure.how.out), &why);
-                })?;
+                // `figure all` tells it from what fails.
+                has_gpu(&gpu, &spec.name, &place).map_err(|why| refused_with(NO_GPU, why.to_string()))?;
                 if !nodes.are_here() {
                     gpu_there = Some(Gpu::on(host, gpu.bus().as_deref())?);
                 }
@@ -435,11 +433,15 @@ pub fn ended(client: &mut JsonProgram, run: &Value, since: Instant) -> Result<()
     Ok(())
 }
 
-/// Why a client's last line is no measurement: answers wrong, not compared, lost or duplicate, or refusals.
+/// Why a client's last line is no measurement: answers wrong, not compared, lost or duplicate, refusals, no
+/// request.
 pub fn missing(run: &Value) -> Option<String> {
     let refused = run["refused"].as_object().map(|all| all.values().filter_map(Value::as_u64).sum());
     if run["reference"] != true {
         return Some("no answer was compared with a reference".into());
+    }
+    if run["sent"] == 0 {
+        return Some("no request was due while the client ran".into());
     }
     let counts = ["wrong", "lost", "duplicate"].map(|name| (name, run[name].as_u64()));
     counts.into_iter().chain([("refused", refused)]).find_map(|(name, count)| match count {

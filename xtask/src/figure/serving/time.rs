@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use super::bench::{self, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, parts};
 use super::started::{Process, Started};
 use crate::figure::options::{Machine, Options};
+use crate::process::WAIT;
 use crate::shell;
 
 /// What the spec calls the points of this figure.
@@ -69,8 +70,13 @@ impl Load {
 /// The variant whose requests arrive by flag writes.
 const FLAG: &str = "flag";
 
-/// Least number of requests due on average in a load's time: a twin on a busy machine serves one a second.
+/// Requests due on average in the time of an open loop, which may be longer for them, but not beyond
+/// [`LONGEST_S`]: a twin on a busy machine serves one a second.
 const ARRIVALS: f64 = 4.0;
+const LONGEST_S: f64 = 15.0;
+
+/// Until a client whose time is over has said its last line: it waits a minute for an answer.
+const BEYOND: Duration = SILENCE.saturating_add(WAIT);
 
 /// A series taken apart.
 struct Line<'a> {
@@ -258,19 +264,24 @@ impl run::Bench for Timed<'_> {
                 Load::Full | Load::One => 0.0,
                 load => share(self.bench.spec, &key.series, load.name())?,
             };
-            let rate = share * runs_per_s;
-            let least = if rate > 0.0 { (ARRIVALS / rate).min(SILENCE.as_secs_f64()) } else { 0.0 };
-            let run = self.client(key, load, &address, [seconds.max(least), rate])?;
-            let traced = server.program.json_of(&["traced"], SILENCE).context("the server")?;
+            let times = [lasts(seconds, share * runs_per_s), share * runs_per_s];
+            let run = self.client(key, load, &address, times)?;
+            let traced = server.program.json_of(&["traced"], WAIT).context("the server")?;
             fill(&mut point, load, &run, &traced)?;
-            took.push((load, run["seconds"].as_f64().unwrap_or_default()));
+            point.detail[load.name()]["asked_s"] = times[0].into();
+            took.push((load, [times[0], run["seconds"].as_f64().unwrap_or_default()]));
         }
-        for (load, seconds) in took {
-            fill_limit(&mut point, load, seconds)?;
+        for (load, times) in took {
+            fill_limit(&mut point, load, times)?;
         }
         bench::end(&mut server)?;
         Ok(point)
     }
+}
+
+/// How long a load of a point of so many seconds lasts. `per_s`: rate of an open loop.
+fn lasts(seconds: f64, per_s: f64) -> f64 {
+    if per_s > 0.0 { seconds.max((ARRIVALS / per_s).min(LONGEST_S)) } else { seconds }
 }
 
 /// Runs a second of the series's model that the GPU can do, by the longest run under [`Load::One`] of all
@@ -308,14 +319,15 @@ fn taken_us(point: &Point, load: Load) -> Result<Option<f64>> {
     })
 }
 
-/// Says in a point whether the emulated NIC, not the server, limits a load of so many seconds: requests
-/// reached an idle server late, and did not queue. A card never does. Says nothing if a number is missing.
-fn fill_limit(point: &mut Point, load: Load, seconds: f64) -> Result<()> {
+/// Says in a point whether the emulated NIC, not the server, limits a load that was asked for so many seconds
+/// and took so many: requests reached an idle server late, and did not queue. A card never does. Says nothing
+/// if a number is missing.
+fn fill_limit(point: &mut Point, load: Load, [asked, took]: [f64; 2]) -> Result<()> {
     let value = |what: &str| point.values.get(&format!("{}_{what}", load.name())).copied();
     let is_late = match load {
         Load::One => return Ok(()),
         Load::Full => true,
-        Load::Half | Load::Most => seconds * BUSY > point.seconds,
+        Load::Half | Load::Most => took * BUSY > asked,
     };
     let (Some(per_s), Some(queue_us), Some(taken_us)) =
         (value("per_s"), value("queue_us"), taken_us(point, load)?)
@@ -467,7 +479,7 @@ impl Timed<'_> {
         let log = self.bench.log(&format!("{}-{}-{}", key.series, key.repetition, load.name()));
         let options = client_options(self.bench.spec, &key.series, load, times)?;
         let mut client = self.bench.client(Line::of(&key.series)?.model, address, &options, &log)?.program;
-        let (since, limit) = (Instant::now(), Duration::from_secs_f64(times[0]) + 2 * SILENCE);
+        let (since, limit) = (Instant::now(), Duration::from_secs_f64(times[0]) + BEYOND);
         let run = client.json("run", limit).with_context(|| format!("the client; see {}", log.display()))?;
         bench::ended(&mut client, &run, since)?;
         Ok(run)
@@ -484,7 +496,7 @@ fn dry_run(experiment: &Experiment, options: &Options) -> Result<String> {
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
         format!(
-            "{} points of {} series in 2 passes × {} repetitions at most, each of two loads of {} s; each point ends within nine minutes, --resume goes on",
+            "{} points of {} series in 2 passes × {} repetitions at most, each of two loads of {} s (with a rate, of {ARRIVALS} requests on average, up to {LONGEST_S} s); each point ends within nine minutes, --resume goes on",
             grid.keys().len(),
             grid.series.len(),
             grid.repeat,

@@ -75,7 +75,7 @@ fn a_quotient_whose_repetitions_scatter_across_a_bound_is_not_judged() {
     let text = "id = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = [\"gpu\"]\nrule = \"bound\"\nfield = \"us\"\n\
                 by = \"cpu\"\nat_least = 0.98\nat_most = 1.02\nresolved = true";
     let claim: Claim = toml::from_str(text).unwrap();
-    let judged = |quotients: &[f64]| {
+    let points = |quotients: &[f64]| -> Vec<Point> {
         let point = |(repetition, us): (u32, f64), series: &str| Point {
             repetition,
             ..example(series, 0).with("us", us)
@@ -83,18 +83,36 @@ fn a_quotient_whose_repetitions_scatter_across_a_bound_is_not_judged() {
         let all = (0..).zip(quotients).flat_map(|(repetition, quotient)| {
             [point((repetition, 100.0), "cpu"), point((repetition, 100.0 * quotient), "gpu")]
         });
-        let judged = judge(&claim, &all.collect::<Vec<_>>());
+        all.collect()
+    };
+    let found = |points: &[Point]| {
+        let judged = judge(&claim, points);
         (judged.verdict, judged.evidence.concat())
     };
+    let judged = |quotients: &[f64]| found(&points(quotients));
     assert_eq!(judged(&[0.99, 1.0, 1.01]), (Verdict::Reproduced, "holds: gpu / cpu: 1.00".into()));
     assert_eq!(judged(&[1.03, 1.2, 1.5]), (Verdict::NotReproduced, "fails: gpu / cpu: 1.20".into()));
     // The median is within the bounds; in the second case no repetition is.
     for (quotients, said) in [
         (&[0.61, 1.0, 1.1][..], "3 repetitions scatter from 0.61 to 1.10"),
         (&[0.9, 1.1], "2 repetitions scatter from 0.90 to 1.10"),
-        (&[1.0], "1 repetitions scatter from 1.00 to 1.00"),
+        (&[1.0], "one repetition alone, 1.00"),
     ] {
         let evidence = format!("gpu / cpu: not judged: not resolved: {said}");
         assert_eq!(judged(quotients), (Verdict::NeedsData, evidence));
     }
+    // A recorded run has the distribution of each series alone: no quotient of these is one of a repetition.
+    let run = points(&[0.99, 1.0, 1.01]);
+    let entry = crate::measured::Entry {
+        machine: "m".into(),
+        label: run[0].label,
+        extent: crate::spec::Extent::Normal,
+        provenance: run[0].provenance.clone(),
+        rows: crate::table::rows(&run),
+        verdicts: Vec::new(),
+        ratios: serde_json::Value::Null,
+        samples: crate::Samples::default(),
+    };
+    let evidence = "gpu / cpu: not judged: the recorded run keeps no quotient of each repetition";
+    assert_eq!(found(&entry.points("e")), (Verdict::NeedsData, evidence.into()));
 }

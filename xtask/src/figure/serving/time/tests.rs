@@ -87,7 +87,7 @@ fn steps_add_up_to_the_service_and_bad_answers_are_told() {
         fill(&mut point, load, &run(0), &traced).unwrap();
     }
     for load in Load::ALL {
-        fill_limit(&mut point, load, 1.5).unwrap();
+        fill_limit(&mut point, load, [1.5; 2]).unwrap();
     }
     assert!((point.values["half_use"] - 7e-6).abs() < 1e-12);
     let status =
@@ -113,6 +113,9 @@ fn steps_add_up_to_the_service_and_bad_answers_are_told() {
     assert_eq!(point.missing, None);
     fill(&mut point, Load::Half, &run(2), &traced).unwrap();
     assert_eq!(point.missing.as_deref(), Some("half: 2 wrong of 9 requests"));
+    let mut idle = run(0);
+    idle["sent"] = 0.into();
+    assert_eq!(bench::missing(&idle).as_deref(), Some("no request was due while the client ran"));
     for (field, value, why) in [
         ("disordered", 2, "full: 2 of 1000 receive completions are stamped later than they were found"),
         ("lost", 7, "full: 7 answers were not traced"),
@@ -134,19 +137,20 @@ fn a_load_that_the_nic_and_not_the_server_limits_is_marked() {
     let key = |x| Key { series: "gpu-graph-m".into(), x, at: BTreeMap::new(), repetition: 0 };
     let provenance = Provenance { nic: Label::Emulated, ..Provenance::of(workspace::revision(), &[]) };
     let mut point = Point::new("fig6", key(0), Label::Emulated, provenance);
-    point.seconds = 1.5;
     // Steps of a request, of which the GPU runs the model for 200 us, and its time in the queue before them.
-    for (load, per_s, [taken_us, queue_us], seconds, is_limited) in [
-        (Load::Full, 3_500.0, [250.0, 20.0], 1.5, true),
-        (Load::Full, 3_700.0, [250.0, 20.0], 1.5, false),
+    for (load, per_s, [taken_us, queue_us], times, is_limited) in [
+        (Load::Full, 3_500.0, [250.0, 20.0], [1.5, 1.5], true),
+        (Load::Full, 3_700.0, [250.0, 20.0], [1.5, 1.5], false),
         // The steps take twice as long under the load: the server's own.
-        (Load::Full, 1_900.0, [500.0, 20.0], 1.5, false),
+        (Load::Full, 1_900.0, [500.0, 20.0], [1.5, 1.5], false),
         // Requests wait for the server.
-        (Load::Full, 3_500.0, [250.0, 130.0], 1.5, false),
-        (Load::Half, 1_800.0, [250.0, 20.0], 1.5, false),
-        (Load::Half, 1_800.0, [250.0, 20.0], 1.7, true),
+        (Load::Full, 3_500.0, [250.0, 130.0], [1.5, 1.5], false),
+        (Load::Half, 1_800.0, [250.0, 20.0], [1.5, 1.5], false),
+        // The load was asked to last longer than the spec says.
+        (Load::Half, 1_800.0, [250.0, 20.0], [8.0, 8.1], false),
+        (Load::Half, 1_800.0, [250.0, 20.0], [1.5, 1.7], true),
         // The server itself does not keep up.
-        (Load::Most, 3_900.0, [250.0, 20.0], 1.8, false),
+        (Load::Most, 3_900.0, [250.0, 20.0], [1.5, 1.8], false),
     ] {
         let name = load.name();
         point.values.insert(format!("{name}_per_s"), per_s);
@@ -159,22 +163,22 @@ fn a_load_that_the_nic_and_not_the_server_limits_is_marked() {
             };
             point.values.insert(format!("{name}_{step}_us"), us);
         }
-        fill_limit(&mut point, load, seconds).unwrap();
+        fill_limit(&mut point, load, times).unwrap();
         let found = point.values[&format!("{name}_limited")];
-        assert_eq!(found != 0.0, is_limited, "{name} {per_s} {taken_us} {queue_us} {seconds}");
+        assert_eq!(found != 0.0, is_limited, "{name} {per_s} {taken_us} {queue_us} {times:?}");
         let mut on_a_card = point.clone();
         on_a_card.provenance.nic = Label::Hardware;
-        fill_limit(&mut on_a_card, load, seconds).unwrap();
+        fill_limit(&mut on_a_card, load, times).unwrap();
         assert_eq!(on_a_card.values[&format!("{name}_limited")], 0.0);
     }
-    fill_limit(&mut point, Load::One, 9.0).unwrap();
+    fill_limit(&mut point, Load::One, [1.5, 9.0]).unwrap();
     assert!(!point.values.contains_key("one_limited"));
     // What is not known marks nothing.
     for lacking in ["full_per_s", "full_queue_us", "full_send_us"] {
         let mut point = point.clone();
         point.values.remove(lacking);
         point.values.remove("full_limited");
-        fill_limit(&mut point, Load::Full, 1.5).unwrap();
+        fill_limit(&mut point, Load::Full, [1.5; 2]).unwrap();
         assert!(!point.values.contains_key("full_limited"), "{lacking}");
     }
     let said = said_use("gpu-graph-m", &[point]).unwrap();
@@ -183,6 +187,18 @@ fn a_load_that_the_nic_and_not_the_server_limits_is_marked() {
         "gpu-graph-m: use of the GPU: full 0.70, half 0.36 (NIC-limited, not judged), most 0.78"
     );
     assert_eq!(said_use("gpu-graph-n", &[]), None);
+}
+
+#[test]
+fn an_open_loop_lasts_for_some_requests_and_a_point_ends_within_nine_minutes() {
+    assert_eq!([0.0, 0.1, 0.5, 100.0].map(|per_s| lasts(1.5, per_s)), [1.5, LONGEST_S, 8.0, 1.5]);
+    let spec = spec();
+    for extent in [Extent::Normal, Extent::Quick, Extent::Full] {
+        let longest = Duration::from_secs_f64(spec.grid(extent).seconds.max(LONGEST_S));
+        // The client's end and the server's line are waited for as well, and once the line `status`.
+        let loads = 2 * (longest + BEYOND + WAIT + WAIT) + WAIT;
+        assert!(bench::BEGIN + loads + bench::END < Duration::from_secs(9 * 60), "{loads:?}");
+    }
 }
 
 #[test]
