@@ -38,7 +38,10 @@ fn a_queue_that_nobody_answers_says_where_its_peer_was_looked_for() {
             driver.bring_up(a, &attributes);
             let from = driver.region(64, ALL);
             driver.post(a, &WorkRequest::send(&from, 0, 8)).settle();
-            assert_eq!(unreached(&driver), [""; 0], "{name}: not before its time");
+            // An address that no NIC of the fabric can have is said at once; the rest takes its time.
+            let early = unreached(&driver);
+            let is_known = early.iter().all(|line| line.contains("no NIC of this fabric has that address"));
+            assert!(is_known && early.len() == usize::from(name == "LID of nobody"), "{name}: {early:?}");
             driver.advance(200_000_000);
             assert!(driver.poll_send(a).is_some(), "{name}");
             let lines = unreached(&driver);
