@@ -3,7 +3,8 @@
 // control: 16 bytes of pinned host memory, 8-byte aligned, mapped to the device, read by the CPU meanwhile:
 //   [0] cancel, written by the CPU: not 0 ends the graph after the turn that sees it
 //   [1] turns, written here: ended ones by `doorbell_relaunch`, begun ones by `doorbell_next`
-//   [2] why no turn follows, written here last: 1 cancelled, 2 `limit`, 3 the launch failed; 0: one follows
+//   [2] why no turn follows, written here last: 1 cancelled, 2 `limit` reached, 3 the launch failed;
+//       0: there will be one
 //   [3] the cudaError_t of a launch that failed
 // limit: most turns; 0: no limit. ring: as of `stamp`, which notes the end of the run; null: nothing is
 // noted. They wait for nothing. The graph stops by [0], by `limit`, or by a failed launch.

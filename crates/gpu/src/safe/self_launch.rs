@@ -274,9 +274,9 @@ mod tests {
     fn the_kernels_words_are_read_as_it_writes_them() {
         let source = relaunch_unit().text;
         for (word, error, end, text) in [
-            (0, 0, None, "0: one follows"),
+            (0, 0, None, "0: there will"),
             (1, 0, Some(End::Cancelled), "1 cancelled"),
-            (2, 0, Some(End::LimitReached), "2 `limit`, "),
+            (2, 0, Some(End::LimitReached), "2 `limit` reached"),
             (3, 719, Some(End::LaunchFailed(719)), "3 the launch failed"),
             (9, 0, Some(End::Unknown(9)), "control[2] = end"),
         ] {

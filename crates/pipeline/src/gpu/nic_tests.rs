@@ -13,7 +13,7 @@ use slots::layout::Status;
 use verbs::connect::RegionOffer;
 use verbs::{Context, Cq, QpBuilder, QpType};
 
-use super::tests::chain::Wakes;
+use super::tests::chain::{WOKEN, Wakes};
 use super::*;
 use crate::testing::{ARRIVALS, Asked, FLOATS, Peer, SLOTS, geometry};
 use crate::trace::Step;
@@ -352,7 +352,7 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
                 served.prepare_graph(again, Box::new(model)).and_then(|()| served.start()).unwrap();
             })
         }));
-        wakes.judge(&format!("{again:?}, posted by {posts:?}: a failed queue ends the chain"));
+        wakes.judge(&format!("{again:?}, posted by {posts:?}: a failed queue ends the chain"), WOKEN);
     }
 }
 

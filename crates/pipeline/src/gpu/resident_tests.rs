@@ -20,7 +20,7 @@ use zoo::Architecture;
 
 use super::cost::{Waiting, setting};
 use super::nic_tests::{serves, traces};
-use super::tests::chain::Wakes;
+use super::tests::chain::{IN_TIME, Wakes};
 use super::tests::test_pipeline::{ANSWERS, RECORD, TestPipeline, geometry};
 use super::tests::{PLANTED, has_compiler, ptx};
 use super::*;
@@ -214,7 +214,7 @@ fn gpu_kernel_that_stays_ends_at_a_marked_slot() {
         served.wait_end(LIMIT).unwrap();
         served.start().unwrap();
     }
-    wakes.judge("a marked slot ends the kernel that stays");
+    wakes.judge("a marked slot ends the kernel that stays", IN_TIME);
     served.stop(LIMIT).unwrap();
 }
 

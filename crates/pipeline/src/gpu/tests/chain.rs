@@ -10,7 +10,9 @@ use super::*;
 const SOON: Duration = Duration::from_secs(20);
 
 /// In what time a sleeping thread is to wake.
-const IN_TIME: Duration = Duration::from_millis(10);
+pub const IN_TIME: Duration = Duration::from_millis(10);
+/// In what time it wakes on a busy machine, and where more than the wake is timed.
+pub const WOKEN: Duration = Duration::from_secs(1);
 
 /// How long wakes of a thread that sleeps took.
 #[derive(Default)]
@@ -19,14 +21,13 @@ pub struct Wakes {
 }
 
 impl Wakes {
-    /// Prints them, and whether their median keeps the aim. Other programs may have the processor; but a
-    /// thread that is not woken sleeps for seconds.
-    pub fn judge(mut self, what: &str) {
+    /// Prints them, and whether their median keeps the aim. The least is below `most`: others may run, too.
+    pub fn judge(mut self, what: &str, most: Duration) {
         self.took.sort_unstable();
         let is_kept = self.took[self.took.len() / 2] < IN_TIME;
         let aim = if is_kept { String::new() } else { format!(": aim not met: {IN_TIME:?}") };
         println!("TABLE {what} after {:?}{aim}", self.took);
-        assert!(self.took[0] < Duration::from_secs(1), "{what} after {:?}", self.took);
+        assert!(self.took[0] < most, "{what} after {:?}", self.took);
     }
 }
 
@@ -60,7 +61,7 @@ fn the_twin_s_chain_wakes_at_a_stop_and_at_a_model_s_error() {
         pipeline.served.start().unwrap();
         assert!(pipeline.served.is_running().unwrap());
     }
-    wakes.judge("the end of the chain is told");
+    wakes.judge("the end of the chain is told", WOKEN);
     pipeline.ask(&mut peer, 1, 1.0);
     ended.recv_timeout(SOON).unwrap();
     let error = pipeline.served.wait_end(SOON).unwrap_err().to_string();
@@ -110,7 +111,7 @@ fn ends_at_a_mark(posts: Processor, planted: Option<&'static str>, limit: Durati
         served.wait_end(SOON).unwrap();
         served.start().unwrap();
     }
-    wakes.judge(&format!("answers posted by {posts:?}: a marked slot ends the chain"));
+    wakes.judge(&format!("answers posted by {posts:?}: a marked slot ends the chain"), WOKEN);
     served.stop(SOON).unwrap();
     true
 }
@@ -204,7 +205,7 @@ fn gpu_sleep_lasts_for_the_whole_chain_of_turns() {
             served.start().unwrap();
         }
         for (wakes, by) in wakes.into_iter().zip(["a stop request", "a marked slot"]) {
-            wakes.judge(&format!("{again:?}: {by} ends the chain"));
+            wakes.judge(&format!("{again:?}: {by} ends the chain"), IN_TIME);
         }
         served.stop(SOON).unwrap();
     }
@@ -221,7 +222,7 @@ fn gpu_destructive_illegal_address_of_a_model_ends_the_sleep_with_an_error() {
     ended.recv_timeout(SOON).unwrap();
     // It ends the context: there is one.
     wakes.took.push(since.elapsed());
-    wakes.judge("an illegal address is told");
+    wakes.judge("an illegal address is told", WOKEN);
     let error = served.wait_end(SOON).unwrap_err();
     assert!(matches!(&error, ServedError::Gpu(error) if error.is_context_lost()), "{error}");
 }
