@@ -23,15 +23,11 @@ impl<M> Core<M> {
         if std::mem::replace(&mut qp.path.explained, true) {
             return;
         }
-        let port = &self.ports.configs[qp.path.port];
-        let ends = match port.link_layer {
-            LinkLayer::Ib => format!("LID {} from LID {}", path.dlid, path.slid),
-            LinkLayer::Roce => {
-                format!("{} from {}", Ipv6Addr::from(path.dgid), Ipv6Addr::from(path.sgid))
-            }
-        };
+        let layer = self.ports.configs[qp.path.port].link_layer;
+        let [to, from] = [(path.dlid, path.dgid), (path.slid, path.sgid)].map(|end| in_words(layer, end));
         let why = self.why_no_route(qp.path.port, path, peer);
-        self.host.explain(About::Qp(qp.qpn, None), "no-route", format!("nothing reaches {ends}: {why}"));
+        let why = format!("nothing reaches {to} from {from}: {why}");
+        self.host.explain(About::Qp(qp.qpn, None), "no-route", why);
     }
 
     fn why_no_route(&self, port: usize, path: &PathAddress, peer: u32) -> String {
@@ -63,10 +59,8 @@ impl<M> Core<M> {
     #[cold]
     pub(super) fn explain_silence(&self, link: &impl Carrier, qp: &Qp) -> String {
         let (peer, fabric) = (qp.attributes.dest_qpn, link.fabric_in_words());
-        let address = match self.ports.configs[qp.path.port].link_layer {
-            LinkLayer::Ib => format!("LID {}", qp.path.address.dlid),
-            LinkLayer::Roce => Ipv6Addr::from(qp.path.address.dgid).to_string(),
-        };
+        let layer = self.ports.configs[qp.path.port].link_layer;
+        let address = in_words(layer, (qp.path.address.dlid, qp.path.address.dgid));
         let there = match qp.path.way.peer() {
             _ if qp.path.way.route().is_some() => {
                 "a NIC must have that address, and UDP port 4791 be open on the way".to_owned()
@@ -78,5 +72,13 @@ impl<M> Core<M> {
             "QP {peer:#x} at {address} does not answer. This NIC is on {fabric}; {there}. Compare with `softnic ctl list` at \
              the other end"
         )
+    }
+}
+
+/// One end of a path: its LID, or its GID.
+fn in_words(layer: LinkLayer, (lid, gid): (u16, [u8; 16])) -> String {
+    match layer {
+        LinkLayer::Ib => format!("LID {lid}"),
+        LinkLayer::Roce => Ipv6Addr::from(gid).to_string(),
     }
 }

@@ -94,7 +94,7 @@ fn texts(root: &Path) -> Texts {
     let mut texts = Texts::new();
     let mut put = |name: String, file: &Path| {
         let text = fs::read_to_string(file);
-        let is_there = text.as_ref().map_or_else(|error| error.kind() != ErrorKind::NotFound, |_| true);
+        let is_there = !text.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
         texts.extend(is_there.then(|| (name, text.unwrap_or_default())));
     };
     put("stat".into(), &root.join("proc/stat"));
