@@ -426,7 +426,7 @@ mod tests {
         assert!(super::looks(&too_many).unwrap_err().to_string().contains("17 curves"));
     }
 
-    /// Figure 2 with all levels has sixteen curves of ours and as many published ones.
+    /// Figure 2 with all levels has sixteen measured curves and as many published ones.
     #[test]
     fn a_broken_and_a_solid_curve_of_one_level_share_a_colour_and_no_others_do() {
         let ours = (1..=16).map(|level| curve(0, Kind::Plain).at_level(level));

@@ -21,7 +21,7 @@ const LONGEST_NAME: usize = 4096;
 
 /// Whether the driver supplies an undefined name at load: graph launch, a node's condition, bounds of the
 /// shared memory that it reserves. (Seen with CUDA 13.0: `offset0` for sm_90, `cap` too for sm_100.) No C
-/// name begins with a dot, so the prefix hides none of ours. It would supply `__cuda_syscall_*` too, for
+/// name begins with a dot, so the prefix hides none of this code. It would supply `__cuda_syscall_*` too, for
 /// kernels that launch kernels: refused here, since no graph that the GPU launches may hold one.
 pub fn supplied_by_the_driver(name: &str) -> bool {
     ["cudaGraphLaunch", "cudaGraphSetConditional"].contains(&name) || name.starts_with(".nv.reservedSmem.")

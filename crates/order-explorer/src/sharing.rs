@@ -1,6 +1,6 @@
 //! Shared queues: ours, `db_shared_post` of `doorbell_shared.h`, and one that publishes in order.
 //!
-//! Left out of ours: a full ring, so that no poster waits for room, and polling.
+//! Left out of this code's posters: a full ring, so that no poster waits for room, and polling.
 
 use crate::ours::gpu_ring;
 use crate::program::Place::Host;

@@ -47,7 +47,7 @@ pub struct Set {
     /// Seed of loss and reorder: the same seed, traffic and address lose and reorder the same packets.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// One-way delay of what this NIC sends, 0 to 1s, for example 250us. Messages in flight keep their time.
+    /// One-way delay of what this NIC sends, 0 to 1s, such as 250us; 0: none. Messages in flight keep theirs.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     delay: Option<Span>,
     /// Shape to this rate, Gbit/s of wire bytes, 0.001 to 1000, or `none`.

@@ -70,7 +70,7 @@ fn directory(node: &Node) -> Result<u32, c_int> {
 }
 
 hooks!(opendir => (path: *const c_char) -> *mut libc::DIR, next; {
-    // SAFETY: the program's own argument, or a path of ours.
+    // SAFETY: the program's own argument, or this library's path.
     let kernel = |_, path| unsafe { next(path) };
     let ours = |path: String, node| {
         let fd = table::open_directory(directory(node)?, true);
@@ -205,7 +205,7 @@ unsafe fn scan(
 hooks!(scandir, scandir64 => (
     path: *const c_char, list: *mut *mut *mut libc::dirent, filter: Filter, compare: Compare,
 ) -> c_int, next; {
-    // SAFETY: the program's own arguments, or a path of ours.
+    // SAFETY: the program's own arguments, or this library's path.
     let kernel = |_, path| unsafe { next(path, list, filter, compare) };
     answer(libc::AT_FDCWD, path, true, kernel, |path, node| {
         directory(node)?;

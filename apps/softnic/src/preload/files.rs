@@ -99,7 +99,7 @@ fn fopen_node(node: &Node, mode: *const c_char) -> Result<*mut libc::FILE, c_int
 }
 
 hooks!(fopen, fopen64 => (path: *const c_char, mode: *const c_char) -> *mut libc::FILE, next; {
-    // SAFETY: the program's own arguments, or a path of ours.
+    // SAFETY: the program's own arguments, or this library's path.
     let kernel = |_, path| unsafe { next(path, mode) };
     answer(libc::AT_FDCWD, path, true, kernel, |_, node| fopen_node(node, mode))
 });
@@ -172,7 +172,7 @@ fn attributes_of(fd: c_int) -> Option<Attributes> {
 /// `stat` in all its spellings.
 unsafe fn stat_at(directory: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int {
     let kernel = |directory, path| {
-        // SAFETY: the program's own arguments, or a path of ours and the program's own room.
+        // SAFETY: the program's own arguments, or this library's path and the program's own room.
         int(unsafe { syscall!(SYS_newfstatat, directory, path, out, flags) })
     };
     // SAFETY: the program gave room for a `struct stat`.
@@ -228,7 +228,7 @@ fn statx_of(found: &Attributes) -> libc::statx {
 hooks!(statx => (
     at: c_int, path: *const c_char, flags: c_int, mask: libc::c_uint, out: *mut libc::statx,
 ) -> c_int {
-    // SAFETY: the program's own arguments, or a path of ours and the program's own room.
+    // SAFETY: the program's own arguments, or this library's path and the program's own room.
     let kernel = |at, path| int(unsafe { syscall!(SYS_statx, at, path, flags, mask, out) });
     // SAFETY: the program gave room for a `struct statx`.
     answer_stat(at, path, flags, kernel, |found| unsafe { put(statx_of(&found), out) })
@@ -245,7 +245,7 @@ fn access_node(node: &Node, mode: c_int) -> Result<c_int, c_int> {
 }
 
 hooks!(faccessat => (at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, next; {
-    // SAFETY: the program's own arguments, or a path of ours; libc implements the flags on old kernels.
+    // SAFETY: the program's own arguments, or this library's path; libc implements the flags on old kernels.
     let kernel = |at, path| unsafe { next(at, path, mode, flags) };
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     answer(at, path, follow, kernel, |_, node| access_node(node, mode))
@@ -253,7 +253,7 @@ hooks!(faccessat => (at: c_int, path: *const c_char, mode: c_int, flags: c_int) 
 
 // The latter two, of one meaning, go by effective ids.
 hooks!(access, euidaccess, eaccess => (path: *const c_char, mode: c_int) -> c_int, next; {
-    // SAFETY: the program's own arguments, or a path of ours.
+    // SAFETY: the program's own arguments, or this library's path.
     let kernel = |_, path| unsafe { next(path, mode) };
     answer(libc::AT_FDCWD, path, true, kernel, |_, node| access_node(node, mode))
 });
@@ -262,7 +262,7 @@ hooks!(access, euidaccess, eaccess => (path: *const c_char, mode: c_int) -> c_in
 macro_rules! xattr_hooks {
     ($($name:ident, $number:ident, ($($argument:ident: $type:ty),*);)*) => {$(
         hooks!($name => (path: *const c_char $(, $argument: $type)*) -> isize {
-            // SAFETY: the program's own arguments, or a path of ours.
+            // SAFETY: the program's own arguments, or this library's path.
             let kernel = |_, path| unsafe { syscall!($number, path $(, $argument)*) as isize };
             answer(libc::AT_FDCWD, path, false, kernel, |_, _| Err(libc::ENOTSUP))
         });
@@ -279,7 +279,7 @@ xattr_hooks! {
 /// `readlink` in all its spellings.
 unsafe fn readlink_at(directory: c_int, path: *const c_char, out: *mut c_char, room: usize) -> isize {
     let kernel = |directory, path| {
-        // SAFETY: the program's own arguments, or a path of ours and the program's own room.
+        // SAFETY: the program's own arguments, or this library's path and the program's own room.
         unsafe { syscall!(SYS_readlinkat, directory, path, out, room) as isize }
     };
     answer(directory, path, false, kernel, |_, node| {
@@ -320,7 +320,7 @@ fn give_path(path: String, out: *mut c_char) -> *mut c_char {
 macro_rules! realpath_hooks {
     ($($name:ident, ($($argument:ident: $type:ty),*), $out:expr;)*) => {$(
         hooks!($name => (path: *const c_char $(, $argument: $type)*) -> *mut c_char, next; {
-            // SAFETY: the program's own arguments, or a path of ours.
+            // SAFETY: the program's own arguments, or this library's path.
             let kernel = |_, path| unsafe { next(path $(, $argument)*) };
             answer(libc::AT_FDCWD, path, true, kernel, |path, _| Ok(give_path(path, $out)))
         });

@@ -252,7 +252,7 @@ impl Datagrams {
     }
 
     /// Hands what has arrived to `each`, up to a bounded number: from where, and its bytes. Returns how many.
-    /// A datagram above [`MAX_DATAGRAM`] comes with no bytes: it is no packet of ours.
+    /// A datagram above [`MAX_DATAGRAM`] comes with no bytes: no NIC here sent it.
     pub fn receive(&mut self, each: impl FnMut(SocketAddr, &[u8])) -> io::Result<usize> {
         if self.many > 0 { self.take_in::<RECEIVED>(each) } else { self.take_in::<FEW>(each) }
     }

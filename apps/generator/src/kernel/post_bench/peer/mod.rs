@@ -1,7 +1,7 @@
 //! A peer's posting routine from headers the user gives: gpunetio's device code, as the pip package
 //! nvidia-nvshmem-cu13 3.8.0 carries it in `nvidia/nvshmem/include/gpunetio`. We ship none of it.
 //!
-//! It is written for nvcc. NVRTC lacks the host's headers, replaced by a few lines of ours, and takes
+//! It is written for nvcc. NVRTC lacks the host's headers, replaced by a few lines here, and takes
 //! attributes only in front of a structure's members ([`attributes`]). Code and layouts stay what they are.
 
 #![forbid(unsafe_code)]
