@@ -11,9 +11,14 @@ pub fn code(text: &str) -> String {
     })
 }
 
+/// `text` with the same length and lines; comments are spaces. Reads C as well.
+pub fn uncommented(text: &str) -> String {
+    blank(text, is_comment)
+}
+
 /// The lines that have a comment and nothing else, from zero.
 pub fn comment_lines(text: &str) -> Vec<(usize, &str)> {
-    let left = blank(text, is_comment);
+    let left = uncommented(text);
     let lines = text.lines().zip(left.lines()).enumerate();
     let alone = lines.filter(|(_, (line, left))| left.trim().is_empty() && !line.trim().is_empty());
     alone.map(|(at, (line, _))| (at, line)).collect()
