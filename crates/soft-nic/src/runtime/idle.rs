@@ -76,8 +76,10 @@ const TAKEN: u32 = 4;
 const TAKEN_NS: u64 = 500_000;
 /// An absence of this length means a program that polls.
 const LONG_NS: u64 = 1_000_000;
-/// How long sharing is believed, and crowded.
+/// How long sharing is believed, and crowded at first.
 const BELIEF_NS: u64 = 20_000_000;
+/// Crowded is believed twice as long each time that it proves true, up to this: each new proof is an absence.
+const LONGEST_BELIEF_NS: u64 = 2_000_000_000;
 /// Another core is tried at most so often.
 const LEAVE_NS: u64 = 100_000_000;
 /// A crowded NIC works at most so long before it sleeps.
@@ -113,6 +115,8 @@ pub struct IdlePolicy<C> {
     /// CPU time when it went to sleep last.
     slept_cpu_ns: u64,
     crowded_until_ns: u64,
+    /// How long crowded was believed last.
+    belief_ns: u64,
     shared_until_ns: u64,
     /// When another core was tried last.
     left_ns: u64,
@@ -134,6 +138,7 @@ impl<C: IdleClock> IdlePolicy<C> {
             asked_cpu_ns: Some(cpu),
             slept_cpu_ns: cpu,
             crowded_until_ns: 0,
+            belief_ns: BELIEF_NS,
             shared_until_ns: 0,
             left_ns: 0,
             clock,
@@ -242,12 +247,13 @@ impl<C: IdleClock> IdlePolicy<C> {
             return false;
         }
         // It was crowded until a moment ago: the other cores were no better.
-        let again = now - self.crowded_until_ns < BELIEF_NS;
+        let again = now - self.crowded_until_ns < self.belief_ns;
         if !again && now.saturating_sub(self.left_ns) >= LEAVE_NS && self.clock.has_cores() {
             self.left_ns = now;
             return true;
         }
-        self.crowded_until_ns = now + BELIEF_NS;
+        self.belief_ns = if again { (2 * self.belief_ns).min(LONGEST_BELIEF_NS) } else { BELIEF_NS };
+        self.crowded_until_ns = now + self.belief_ns;
         self.slept_cpu_ns = self.clock.cpu_ns();
         false
     }
@@ -487,6 +493,14 @@ mod tests {
         assert_ne!(policy.after_look(thread.now.get(), false), Pause::Spin);
         assert!(policy.is_crowded());
         quiet(&thread, &mut policy, 15_000_000);
+        assert!(policy.is_crowded());
+        quiet(&thread, &mut policy, 10_000_000);
+        assert!(!policy.is_crowded());
+        // It proves true again: believed twice as long.
+        policy.after_look(thread.now.get(), true);
+        taken(&thread, &mut policy, 4_000_000);
+        policy.after_look(thread.now.get(), false);
+        quiet(&thread, &mut policy, 35_000_000);
         assert!(policy.is_crowded());
         quiet(&thread, &mut policy, 10_000_000);
         assert!(!policy.is_crowded());
