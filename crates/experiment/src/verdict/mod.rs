@@ -117,6 +117,10 @@ impl Judged {
             (Verdict::InPart, true) if self.evidence.iter().all(|line| holds_or_was_left_out(line)) => {
                 format!("aim met where judged{load}")
             }
+            // A run of some series says nothing of the others.
+            (Verdict::InPart, true) if !self.evidence.iter().any(|line| line.starts_with("fails: ")) => {
+                format!("aim open: points are missing{load}")
+            }
             (Verdict::NotReproduced | Verdict::InPart, true) => format!("aim not met{load}"),
             (verdict, false) if self.is_decided() => format!("{verdict}{load}"),
             (verdict, _) => verdict.to_string(),
