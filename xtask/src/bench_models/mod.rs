@@ -22,7 +22,7 @@ use crate::figure::{self, begin, judged, known};
 use crate::gpu_machine::GpuMachine;
 use crate::refused::{nearest, refused};
 use crate::shell::quoted;
-use crate::{progress, stop, wheels, workspace, zoo};
+use crate::{progress, setup, stop, workspace, zoo};
 
 mod peer;
 mod turns;
@@ -130,8 +130,7 @@ pub fn run(options: &Options) -> Result<()> {
     if options.gpu {
         machine.has_gpu(|why| format!("{APP} --gpu: no GPU here: {why}"))?;
     } else {
-        let no_pip = || Err(refused("python3 has no pip, which fetches ONNX Runtime; install it"));
-        wheels::ONNX_RUNTIME.prepare(options.no_install, no_pip)?;
+        setup::onnx_runtime(options.no_install)?;
     }
     workspace::build_programs("the profiler", &["-p", "profiler"])?;
     let profiler = workspace::programs().join("profiler");

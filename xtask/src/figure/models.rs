@@ -25,8 +25,7 @@ use super::options::Options;
 use super::samples;
 use crate::gpu_machine::GpuMachine;
 use crate::process::run_told;
-use crate::refused::refused;
-use crate::{carried, wheels, workspace, zoo};
+use crate::{setup, wheels, workspace, zoo};
 
 /// What a spec calls points of the profiler, and the program's name.
 pub const APP: &str = "profiler";
@@ -42,9 +41,8 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     }
     let _locked = app::begin(&experiment.spec, &how, &app::known)?;
     let machine = GpuMachine::ask()?;
-    if carried::folder().is_none() && machine.gpu().is_none() {
-        let no_pip = || Err(refused("python3 has no pip, which fetches ONNX Runtime; install it"));
-        wheels::ONNX_RUNTIME.prepare(options.no_install, no_pip)?;
+    if machine.gpu().is_none() {
+        setup::onnx_runtime(options.no_install)?;
     }
     workspace::build_programs("the profiler", &["-p", APP])?;
     execute(experiment, &how, &machine, &workspace::programs().join(APP))
