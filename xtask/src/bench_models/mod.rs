@@ -14,10 +14,9 @@ use experiment::run::{self, Extra};
 use experiment::spec::Extent;
 use experiment::table::number;
 use experiment::{Experiment, resume};
-use measure::Label;
 use serde_json::{Value, json};
 
-use crate::figure::models::Profiler;
+use crate::figure::models::{Profiler, measured_on};
 use crate::figure::{self, begin, judged, known};
 use crate::gpu_machine::GpuMachine;
 use crate::refused::{nearest, refused};
@@ -166,8 +165,7 @@ fn execute(
         provenance.versions.insert(name.clone(), version.as_str().unwrap_or_default().to_owned());
     }
     if options.gpu {
-        machine.name_in(&mut provenance);
-        provenance.gpu = Label::Hardware;
+        measured_on(machine, &mut provenance);
     }
     // A point has all its repetitions.
     let rounds = std::mem::replace(&mut grid.repeat, 1);

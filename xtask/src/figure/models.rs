@@ -59,13 +59,8 @@ fn execute(
     let mut on_gpu = CUDA;
     let engine = match machine.gpu() {
         Some(_) => {
-            machine.name_in(&mut provenance);
-            provenance.gpu = Label::Hardware;
+            measured_on(machine, &mut provenance);
             on_gpu = engine_of(machine);
-            // Points of both are no one figure: a resumed measurement is refused that has another.
-            provenance
-                .versions
-                .insert("cudnn".into(), machine.cudnn.clone().unwrap_or_else(|| "none".into()));
             "gpu-"
         }
         None => {
@@ -93,6 +88,14 @@ fn execute(
     extra.timers = json!(earlier.points.first().map(|point| vec![&point.detail["timer"]]));
     extra.ratios = Value::Object(fits);
     run::report(&experiment, how, &earlier, &extra)
+}
+
+/// Says that our engine was measured on this machine's GPU. cuDNN's version is part of it: `--resume` refuses
+/// points of another one.
+pub fn measured_on(machine: &GpuMachine, provenance: &mut Provenance) {
+    machine.name_in(provenance);
+    provenance.gpu = Label::Hardware;
+    provenance.versions.insert("cudnn".into(), machine.cudnn.clone().unwrap_or_else(|| "none".into()));
 }
 
 /// The profiler's engine for a GPU's series, and the one without cuDNN.
