@@ -216,9 +216,12 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
     if key.x == 1 {
         values.insert("alone_p50_ms", values["p50_ms"]);
     }
+    let stamped = ["/outputs_compared_meanwhile", "/overlap/overlapping_share", "/overlap/at_once_mean"];
+    let named = |place: &'static str| Some((place.rsplit('/').next()?, number(place).ok()?));
+    values.extend(stamped.into_iter().filter_map(named));
     let wrong = number("/outputs_wrong")?;
     let missing = (wrong > 0.0).then(|| format!("{wrong} of {} outputs are wrong", line["outputs_compared"]));
-    let missing = missing.or_else(|| without_overlap(key.x, label, line));
+    let missing = missing.or_else(|| without_proof(key.x, label, line));
     let detail =
         ["runs", "quantiles_ns", "timer", "clock", "batch", "engine", "precision", "layout", "libraries"];
     let detail = detail.iter().chain(&[
@@ -228,8 +231,6 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
         "overlap",
         "no_overlap",
         "outputs_compared",
-        "outputs_compared_meanwhile",
-        "copies_wait",
         "energy_mj_per_run",
         "energy",
     ]);
@@ -242,8 +243,12 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
     })
 }
 
-/// What a GPU's point of several instances lacks if no overlap is shown. Substitutes have no stamps.
-fn without_overlap(instances: u64, label: Label, line: &Value) -> Option<String> {
+/// What a GPU's point lacks: outputs that were compared while it ran, or overlap of its several instances.
+/// Substitutes have no stamps. A line of an older profiler lacks the count, and is judged without it.
+fn without_proof(instances: u64, label: Label, line: &Value) -> Option<String> {
+    if label == Label::Hardware && line["outputs_compared_meanwhile"] == 0 {
+        return Some("no outputs were compared while the instances ran: a copy waited for their end".into());
+    }
     let share = line.pointer("/overlap/overlapping_share").and_then(Value::as_f64);
     let why = line["no_overlap"].as_str().unwrap_or("no run overlaps one of another instance");
     let lacks = instances > 1 && label == Label::Hardware && share.is_none_or(|share| share <= 0.0);
@@ -296,7 +301,8 @@ import json, math, sys
 n, label, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 line = {"kind": "profiler-run", "runs": 500 * n, "runs_per_s": 2000 + 1300 * math.log2(n), "input_bytes": 602112, "output_bytes": 4000,
     "timer": {"name": "run_ns"}, "engine": sys.argv[4], "outputs_compared": n, "outputs_wrong": WRONG, "label": label,
-    "overlap": {"overlapping_share": SHARE} if n > 1 and label == "hardware" else None, "connections": 32,
+    **({"outputs_compared_meanwhile": 7} if label == "hardware" else {}),
+    "overlap": {"overlapping_share": SHARE, "at_once_mean": 1.9} if n > 1 and label == "hardware" else None, "connections": 32,
     "quantiles_ns": [480000 * n + 100 * n * n * place for place in range(QUANTILES)]}
 open(out, "a").write(json.dumps(line) + "\n")
 EOF
@@ -353,9 +359,16 @@ EOF
             let points = json_lines::read::<Point>(&out.join("results.jsonl")).unwrap().records;
             let cudnn = points[0].provenance.versions.get("cudnn").map(String::as_str);
             assert!(points.iter().all(|point| point.detail["engine"] == by), "{name}");
-            let proven = |point: &&Point| point.detail["overlap"]["overlapping_share"] == 0.9;
+            let value = |point: &Point, name: &str| point.values.get(name).copied();
+            let proven = |point: &&Point| {
+                point.detail["overlap"]["overlapping_share"] == 0.9
+                    && ["overlapping_share", "at_once_mean"].map(|name| value(point, name))
+                        == [Some(0.9), Some(1.9)]
+            };
             let count = if label == "hardware" { 4 } else { 0 };
             assert_eq!(points.iter().filter(proven).count(), count, "{name}: levels 4 and 16 of two models");
+            let compared = (label == "hardware").then_some(7.0);
+            assert!(points.iter().all(|point| value(point, "outputs_compared_meanwhile") == compared));
             assert_eq!(
                 cudnn,
                 [("cuda", "9.19.0"), ("own", "none")]
@@ -432,8 +445,12 @@ EOF
 
     #[test]
     fn figure_1_multiplies_the_manifests_bytes_by_the_rate() {
-        let (result, out) = tried("bytes", "fig1", &example(), &good());
+        // An older profiler's line has no count of outputs that were compared meanwhile: it is a whole point.
+        let before = good().replace("**({\"outputs_compared_meanwhile\": 7}", "**({}");
+        assert!(!before.contains("meanwhile"));
+        let (result, out) = tried("bytes", "fig1", &example(), &before);
         result.unwrap();
+        assert!(summary(&out)["rows"][0]["content_ok"] == true);
         let row = &summary(&out)["rows"][0];
         let found = row["values"]["input_gbps"][0].as_f64().unwrap();
         assert!((found - 602_112.0 * 8.0 * 2000.0 / 1e9).abs() < 1e-9, "{row}");
@@ -459,6 +476,12 @@ EOF
                 "alone",
                 good().replace("0.9", "0.0"),
                 "4 instances are not shown to run at the same time",
+                false,
+            ),
+            (
+                "unseen",
+                good().replace("meanwhile\": 7", "meanwhile\": 0"),
+                "no outputs were compared while the instances ran",
                 false,
             ),
             ("wrong", good().replace("_wrong\": 0", "_wrong\": 3"), "3.0 of 1 outputs are wrong", false),
