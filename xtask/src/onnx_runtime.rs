@@ -75,7 +75,7 @@ impl<'a> Search<'a> {
             Err(looked) => {
                 let means = match carried::folder() {
                     Some(_) => "fetch the tested version",
-                    None => "figures 1 and 2 and `demo` fetch it, or you",
+                    None => "figures 1 and 2, `bench-models` and `demo` fetch it, or you",
                 };
                 return format!("not found: {looked}; {means} by: {}", ONNX_RUNTIME.by_hand());
             }
@@ -171,7 +171,7 @@ mod tests {
         ] {
             let said = Search { option, variable, setup: empty.clone(), python }.state();
             assert!(said.starts_with("not found: ") && said.contains(words), "{said}");
-            assert!(said.contains("; figures 1 and 2 and `demo` fetch it"), "{said}");
+            assert!(said.contains("; figures 1 and 2, `bench-models` and `demo` fetch it"), "{said}");
             for word in ["onnxruntime==", "--hash=sha256:", "--require-hashes", "--no-deps"] {
                 assert!(said.contains(word), "{word}: {said}");
             }

@@ -120,7 +120,7 @@ impl Wheels {
         self.folder().join(self.inner)
     }
 
-    /// What the suites are to use: the user's own, else what was fetched.
+    /// What our programs and suites use: the user's own, else what was fetched.
     pub fn used(&self) -> PathBuf {
         self.own().unwrap_or_else(|| self.fetched())
     }
@@ -146,11 +146,11 @@ impl Wheels {
         match (self.own(), self.filled(&self.folder())) {
             (Some(own), _) => format!("{}, which {} names", own.display(), self.variable),
             (None, true) => format!("wheels in {}", self.folder().display()),
-            (None, false) => "not fetched: `cargo xtask setup` does, for the tests".into(),
+            (None, false) => "not fetched: `cargo xtask setup` does, for tests and models on a GPU".into(),
         }
     }
 
-    /// Makes sure that the suites have them. `pip`: installs pip where it is missing.
+    /// Fetches them unless they are there. `pip`: installs pip where it is missing.
     pub fn prepare(&self, no_install: bool, pip: impl FnOnce() -> Result<()>) -> Result<()> {
         let folder = self.folder();
         if self.are_there() {

@@ -14,15 +14,14 @@ use experiment::run::{self, Extra};
 use experiment::spec::Extent;
 use experiment::table::number;
 use experiment::{Experiment, resume};
-use measure::Label;
 use serde_json::{Value, json};
 
-use crate::figure::models::Profiler;
+use crate::figure::models::{Profiler, measured_on};
 use crate::figure::{self, begin, judged, known};
 use crate::gpu_machine::GpuMachine;
 use crate::refused::{nearest, refused};
 use crate::shell::quoted;
-use crate::{progress, stop, wheels, workspace, zoo};
+use crate::{progress, setup, stop, workspace, zoo};
 
 mod peer;
 mod turns;
@@ -130,8 +129,7 @@ pub fn run(options: &Options) -> Result<()> {
     if options.gpu {
         machine.has_gpu(|why| format!("{APP} --gpu: no GPU here: {why}"))?;
     } else {
-        let no_pip = || Err(refused("python3 has no pip, which fetches ONNX Runtime; install it"));
-        wheels::ONNX_RUNTIME.prepare(options.no_install, no_pip)?;
+        setup::onnx_runtime(options.no_install)?;
     }
     workspace::build_programs("the profiler", &["-p", "profiler"])?;
     let profiler = workspace::programs().join("profiler");
@@ -167,8 +165,7 @@ fn execute(
         provenance.versions.insert(name.clone(), version.as_str().unwrap_or_default().to_owned());
     }
     if options.gpu {
-        machine.name_in(&mut provenance);
-        provenance.gpu = Label::Hardware;
+        measured_on(machine, &mut provenance);
     }
     // A point has all its repetitions.
     let rounds = std::mem::replace(&mut grid.repeat, 1);

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use experiment::measured::Entry;
 use experiment::paper::Rule;
+use experiment::table::Row;
 
 use super::turns::difference;
 use super::*;
@@ -127,6 +129,10 @@ fn stage(name: &str, gpu: bool, changes: &[(&str, &str)]) -> Stage {
 
 impl Stage {
     fn run(&self, resume: bool) -> Result<()> {
+        self.run_on(&if self.gpu { example() } else { GpuMachine::default() }, resume)
+    }
+
+    fn run_on(&self, machine: &GpuMachine, resume: bool) -> Result<()> {
         let only = self.gpu.then(|| "fp16/resnet".to_owned());
         let out = Some(self.folder.join("out"));
         let options = Options { gpu: self.gpu, quick: true, only, out, resume, ..Options::default() };
@@ -134,8 +140,7 @@ impl Stage {
         let (others, how) = (options.series(&mut experiment).unwrap(), options.how());
         let _locked = resume::lock(&how.out).unwrap();
         let [profiler, peers, store] = ["profiler", "", ""].map(|name| self.folder.join(name));
-        let machine = if self.gpu { example() } else { GpuMachine::default() };
-        execute(&experiment, (&options, &how), others, &machine, &Programs { profiler, peers, store })
+        execute(&experiment, (&options, &how), others, machine, &Programs { profiler, peers, store })
     }
 
     fn summary(&self) -> Value {
@@ -195,6 +200,32 @@ fn the_fastest_of_four_ways_is_the_peer_and_a_missed_aim_is_no_failure() {
     );
     stage.run(true).unwrap();
     assert_eq!(stage.asked().len(), 4, "a finished point is kept");
+    let other = GpuMachine { cudnn: Some("9.14.0".into()), ..example() };
+    let error = stage.run_on(&other, true).unwrap_err().to_string();
+    assert!(error.contains("another version of cudnn: `9.19.0` there, `9.14.0` in this run"), "{error}");
+}
+
+#[test]
+fn rows_recorded_without_a_version_of_cudnn_stay_beside_a_part_with_one() {
+    let stage = stage("part", true, &[]);
+    stage.run(false).unwrap();
+    let (experiments, file) = (workspace::root().join("experiments"), stage.folder.join("measured.json"));
+    let imported = || {
+        let part = |_: &str| file.clone();
+        experiment::import::imported(&experiments, &stage.folder.join("out"), Some(&part)).unwrap().1
+    };
+    let mut before = imported();
+    before.provenance.versions.remove("cudnn");
+    before.rows[0].series = "gpu-fp32/resnet50-v1.5".into();
+    experiment::measured::record(&file, before).unwrap();
+    let entry = imported();
+    let of: Vec<(&str, Option<&str>)> =
+        entry.rows.iter().map(|row| (&*row.series, cudnn(&entry, row))).collect();
+    assert_eq!(of, [("gpu-fp16/resnet50-v1.5", Some("9.19.0")), ("gpu-fp32/resnet50-v1.5", None)]);
+}
+
+fn cudnn<'a>(entry: &'a Entry, row: &'a Row) -> Option<&'a str> {
+    entry.of(row).versions.get("cudnn").map(String::as_str)
 }
 
 #[test]

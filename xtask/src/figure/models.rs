@@ -25,8 +25,7 @@ use super::options::Options;
 use super::samples;
 use crate::gpu_machine::GpuMachine;
 use crate::process::run_told;
-use crate::refused::refused;
-use crate::{carried, wheels, workspace, zoo};
+use crate::{setup, wheels, workspace, zoo};
 
 /// What a spec calls points of the profiler, and the program's name.
 pub const APP: &str = "profiler";
@@ -42,9 +41,8 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
     }
     let _locked = app::begin(&experiment.spec, &how, &app::known)?;
     let machine = GpuMachine::ask()?;
-    if carried::folder().is_none() && machine.gpu().is_none() {
-        let no_pip = || Err(refused("python3 has no pip, which fetches ONNX Runtime; install it"));
-        wheels::ONNX_RUNTIME.prepare(options.no_install, no_pip)?;
+    if machine.gpu().is_none() {
+        setup::onnx_runtime(options.no_install)?;
     }
     workspace::build_programs("the profiler", &["-p", APP])?;
     execute(experiment, &how, &machine, &workspace::programs().join(APP))
@@ -61,13 +59,8 @@ fn execute(
     let mut on_gpu = CUDA;
     let engine = match machine.gpu() {
         Some(_) => {
-            machine.name_in(&mut provenance);
-            provenance.gpu = Label::Hardware;
+            measured_on(machine, &mut provenance);
             on_gpu = engine_of(machine);
-            // Points of both are no one figure: a resumed measurement is refused that has another.
-            provenance
-                .versions
-                .insert("cudnn".into(), machine.cudnn.clone().unwrap_or_else(|| "none".into()));
             "gpu-"
         }
         None => {
@@ -95,6 +88,14 @@ fn execute(
     extra.timers = json!(earlier.points.first().map(|point| vec![&point.detail["timer"]]));
     extra.ratios = Value::Object(fits);
     run::report(&experiment, how, &earlier, &extra)
+}
+
+/// Says that our engine was measured on this machine's GPU. cuDNN's version is part of it: `--resume` refuses
+/// points of another one.
+pub fn measured_on(machine: &GpuMachine, provenance: &mut Provenance) {
+    machine.name_in(provenance);
+    provenance.gpu = Label::Hardware;
+    provenance.versions.insert("cudnn".into(), machine.cudnn.clone().unwrap_or_else(|| "none".into()));
 }
 
 /// The profiler's engine for a GPU's series, and the one without cuDNN.
@@ -215,9 +216,12 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
     if key.x == 1 {
         values.insert("alone_p50_ms", values["p50_ms"]);
     }
+    let stamped = ["/outputs_compared_meanwhile", "/overlap/overlapping_share", "/overlap/at_once_mean"];
+    let named = |place: &'static str| Some((place.rsplit('/').next()?, number(place).ok()?));
+    values.extend(stamped.into_iter().filter_map(named));
     let wrong = number("/outputs_wrong")?;
     let missing = (wrong > 0.0).then(|| format!("{wrong} of {} outputs are wrong", line["outputs_compared"]));
-    let missing = missing.or_else(|| without_overlap(key.x, label, line));
+    let missing = missing.or_else(|| without_proof(key.x, label, line));
     let detail =
         ["runs", "quantiles_ns", "timer", "clock", "batch", "engine", "precision", "layout", "libraries"];
     let detail = detail.iter().chain(&[
@@ -227,8 +231,6 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
         "overlap",
         "no_overlap",
         "outputs_compared",
-        "outputs_compared_meanwhile",
-        "copies_wait",
         "energy_mj_per_run",
         "energy",
     ]);
@@ -241,8 +243,12 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
     })
 }
 
-/// What a GPU's point of several instances lacks if no overlap is shown. Substitutes have no stamps.
-fn without_overlap(instances: u64, label: Label, line: &Value) -> Option<String> {
+/// What a GPU's point lacks: outputs that were compared while it ran, or overlap of its several instances.
+/// Substitutes have no stamps. A line of an older profiler lacks the count, and is judged without it.
+fn without_proof(instances: u64, label: Label, line: &Value) -> Option<String> {
+    if label == Label::Hardware && line["outputs_compared_meanwhile"] == 0 {
+        return Some("no outputs were compared while the instances ran: a copy waited for their end".into());
+    }
     let share = line.pointer("/overlap/overlapping_share").and_then(Value::as_f64);
     let why = line["no_overlap"].as_str().unwrap_or("no run overlaps one of another instance");
     let lacks = instances > 1 && label == Label::Hardware && share.is_none_or(|share| share <= 0.0);
@@ -295,7 +301,8 @@ import json, math, sys
 n, label, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 line = {"kind": "profiler-run", "runs": 500 * n, "runs_per_s": 2000 + 1300 * math.log2(n), "input_bytes": 602112, "output_bytes": 4000,
     "timer": {"name": "run_ns"}, "engine": sys.argv[4], "outputs_compared": n, "outputs_wrong": WRONG, "label": label,
-    "overlap": {"overlapping_share": SHARE} if n > 1 and label == "hardware" else None, "connections": 32,
+    **({"outputs_compared_meanwhile": 7} if label == "hardware" else {}),
+    "overlap": {"overlapping_share": SHARE, "at_once_mean": 1.9} if n > 1 and label == "hardware" else None, "connections": 32,
     "quantiles_ns": [480000 * n + 100 * n * n * place for place in range(QUANTILES)]}
 open(out, "a").write(json.dumps(line) + "\n")
 EOF
@@ -352,9 +359,16 @@ EOF
             let points = json_lines::read::<Point>(&out.join("results.jsonl")).unwrap().records;
             let cudnn = points[0].provenance.versions.get("cudnn").map(String::as_str);
             assert!(points.iter().all(|point| point.detail["engine"] == by), "{name}");
-            let proven = |point: &&Point| point.detail["overlap"]["overlapping_share"] == 0.9;
+            let value = |point: &Point, name: &str| point.values.get(name).copied();
+            let proven = |point: &&Point| {
+                point.detail["overlap"]["overlapping_share"] == 0.9
+                    && ["overlapping_share", "at_once_mean"].map(|name| value(point, name))
+                        == [Some(0.9), Some(1.9)]
+            };
             let count = if label == "hardware" { 4 } else { 0 };
             assert_eq!(points.iter().filter(proven).count(), count, "{name}: levels 4 and 16 of two models");
+            let compared = (label == "hardware").then_some(7.0);
+            assert!(points.iter().all(|point| value(point, "outputs_compared_meanwhile") == compared));
             assert_eq!(
                 cudnn,
                 [("cuda", "9.19.0"), ("own", "none")]
@@ -431,8 +445,12 @@ EOF
 
     #[test]
     fn figure_1_multiplies_the_manifests_bytes_by_the_rate() {
-        let (result, out) = tried("bytes", "fig1", &example(), &good());
+        // An older profiler's line has no count of outputs that were compared meanwhile: it is a whole point.
+        let before = good().replace("**({\"outputs_compared_meanwhile\": 7}", "**({}");
+        assert!(!before.contains("meanwhile"));
+        let (result, out) = tried("bytes", "fig1", &example(), &before);
         result.unwrap();
+        assert!(summary(&out)["rows"][0]["content_ok"] == true);
         let row = &summary(&out)["rows"][0];
         let found = row["values"]["input_gbps"][0].as_f64().unwrap();
         assert!((found - 602_112.0 * 8.0 * 2000.0 / 1e9).abs() < 1e-9, "{row}");
@@ -458,6 +476,12 @@ EOF
                 "alone",
                 good().replace("0.9", "0.0"),
                 "4 instances are not shown to run at the same time",
+                false,
+            ),
+            (
+                "unseen",
+                good().replace("meanwhile\": 7", "meanwhile\": 0"),
+                "no outputs were compared while the instances ran",
                 false,
             ),
             ("wrong", good().replace("_wrong\": 0", "_wrong\": 3"), "3.0 of 1 outputs are wrong", false),

@@ -4,6 +4,7 @@
 
 mod ansible;
 mod bed;
+mod bundle;
 mod hosts;
 mod report;
 mod testbed;

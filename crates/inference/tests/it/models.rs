@@ -11,6 +11,7 @@ use prost::Message;
 use zoo::Architecture;
 use zoo::onnx::Model;
 
+use crate::libraries::Referenced;
 use crate::operators::FORMATS;
 
 pub const SUPER_RESOLUTION_1: Architecture =
@@ -151,5 +152,30 @@ fn every_layer_of_small_models_is_that_of_onnx_runtime() {
         // In half precision a change may hide in the rounding.
         let hidden = format == first && least.0 < 10.0 * tolerance;
         assert!(!hidden, "{name}: a change of {least:?} would hardly be seen");
+    }
+}
+
+/// Seeded weights keep the numbers of all layers near one. Where they vanish or grow, rounding or infinities
+/// would hide a wrong layer. The bounds are twice as wide as what is printed.
+#[test]
+fn numbers_of_every_layer_stay_near_one() {
+    let found = Runtime::load(None).map_err(|error| error.to_string());
+    let runtime = measure::need!(found, reference, "ONNX Runtime");
+    for (name, architecture) in MODELS {
+        let model = Referenced::new(&runtime, name, architecture.build(1).encode_to_vec(), 1);
+        let plan = Plan::new(&model.graph).expect("it is planned");
+        let size = |step: &Step| {
+            let layer = model.layers.of(step)?;
+            let squares: f64 = layer.iter().map(|&number| f64::from(number).powi(2)).sum();
+            Some(((squares / layer.len() as f64).sqrt(), step.names.join(" ")))
+        };
+        let mut sizes: Vec<(f64, String)> = plan.steps.iter().filter_map(size).collect();
+        sizes.sort_by(|one, two| one.0.total_cmp(&two.0));
+        let [(least, smallest), .., (most, largest)] = &sizes[..] else { panic!("{name}: {sizes:?}") };
+        println!(
+            "TABLE {name}: root mean squares of {} layers from {least:.1e} ({smallest}) to {most:.1e} ({largest})",
+            sizes.len()
+        );
+        assert!(*least > 0.05 && *most < 5.0, "{name}: {sizes:?}");
     }
 }
