@@ -117,10 +117,10 @@ settings! {
         "IPv6 address of mlx5_0, port 1, on RoCE in its GIDs; each further port has the next address", "ipv6 ADDRESS";
     loss: f64 = 0.0, |value| number(0.0..=1.0, value),
         "a number from 0 to 1",
-        "probability that a packet that leaves is lost; in shared memory a message, however long, stands for a packet", "loss P";
+        "probability of a loss: on the wire of a packet that leaves, in shared memory of a whole message", "loss P";
     reorder: f64 = 0.0, |value| number(0.0..=1.0, value),
         "a number from 0 to 1",
-        "probability that a packet that leaves is overtaken by up to three later ones; shared memory keeps its order", "";
+        "probability that a packet that leaves is overtaken by up to three later ones: on the wire only", "";
     seed: u64 = 1, whole,
         "a whole number from 0",
         "seed of loss and reorder: with the same seed the same traffic from the same address loses the same packets", "";

@@ -29,12 +29,12 @@ pub fn run(options: &Explain) -> Result<()> {
     let target = Target::of_process(options.pid)?;
     let (mut text, mut peers) = (String::new(), Peers::new());
     for row in target.ask::<Vec<Failure>>(&Request::Explain)? {
-        let told = row.peer.map(|peer| {
+        let peer_reason = row.peer.map(|peer| {
             let slot = mlx5_device::slot_of(peer);
             let known = peers.entry(slot).or_insert_with(|| ask_peer(&target, slot));
             peers_reason(known, &row, peer)
         });
-        text += &if options.json { as_json(&row, told) } else { in_words(&row, told) };
+        text += &if options.json { as_json(&row, peer_reason) } else { in_words(&row, peer_reason) };
     }
     if text.is_empty() && !options.json {
         text = format!("nothing failed yet in {} (pid {})\n", program_of(options.pid), options.pid);
@@ -68,12 +68,12 @@ fn peers_reason(known: &Result<(u32, Vec<Failure>), String>, row: &Failure, peer
     }
 }
 
-fn in_words(row: &Failure, told: Option<String>) -> String {
+fn in_words(row: &Failure, peer_reason: Option<String>) -> String {
     let (us, s) = (row.ns / 1000 % 1_000_000, row.ns / 1_000_000_000);
     let more = if row.more > 0 { format!(" (and {} more)", row.more) } else { String::new() };
-    let told = told.map_or(String::new(), |told| format!("{:17}{told}\n", ""));
+    let peer_reason = peer_reason.map_or(String::new(), |peer_reason| format!("{:17}{peer_reason}\n", ""));
     format!(
-        "{:02}:{:02}:{:02}.{us:06}  {}{more}\n{told}",
+        "{:02}:{:02}:{:02}.{us:06}  {}{more}\n{peer_reason}",
         s / 3600 % 24,
         s / 60 % 60,
         s % 60,
@@ -81,9 +81,9 @@ fn in_words(row: &Failure, told: Option<String>) -> String {
     )
 }
 
-fn as_json(row: &Failure, told: Option<String>) -> String {
+fn as_json(row: &Failure, peer_reason: Option<String>) -> String {
     let Failure { ns, kind, qpn, wqe, more, .. } = row;
-    let line = json!({"unix_ns": ns, "kind": kind, "qp": qpn, "wqe": wqe, "more": more, "why": printable(&row.text), "peer": told});
+    let line = json!({"unix_ns": ns, "kind": kind, "qp": qpn, "wqe": wqe, "more": more, "why": printable(&row.text), "peer": peer_reason});
     format!("{line}\n")
 }
 

@@ -38,10 +38,10 @@ pub struct Set {
     /// Process whose NIC is changed.
     #[arg(value_name = "PID")]
     pid: u32,
-    /// Probability, 0 to 1, that a packet sent is lost; in shared memory a whole message counts as a packet.
+    /// Probability, 0 to 1, of a loss: on the wire of a packet, in shared memory of a whole message.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     loss: Option<f64>,
-    /// Probability, 0 to 1, that later packets arrive before a packet; shared memory keeps its order.
+    /// Probability, 0 to 1, that later packets arrive before a packet: on the wire only.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     reorder: Option<f64>,
     /// Seed of loss and reorder: the same seed, traffic and address lose and reorder the same packets.

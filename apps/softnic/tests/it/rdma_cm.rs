@@ -301,10 +301,10 @@ fn the_owner_of_an_address_hands_datagrams_on_and_refuses_for_who_is_not_there()
     // It owns the port of the address, and listens to something else.
     let owner = server(&fabric, &command("-s", "7001"));
     pair_on(&fabric, 1, &command("-s", "7002"), &command("-c", "7002"));
-    let mut stranger = fabric.start_on(1, &command("-c", "7003"));
-    let status = stranger.program.wait(Duration::from_secs(30)).unwrap_or_else(|why| panic!("{why}"));
-    assert!(!status.success(), "{}", stranger.program.tail());
+    let mut foreign = fabric.start_on(1, &command("-c", "7003"));
+    let status = foreign.program.wait(Duration::from_secs(30)).unwrap_or_else(|why| panic!("{why}"));
+    assert!(!status.success(), "{}", foreign.program.tail());
     let event = "RDMA_CM_EVENT_REJECTED, error 8";
-    assert!(stranger.program.output().contains(event), "{}", stranger.program.tail());
+    assert!(foreign.program.output().contains(event), "{}", foreign.program.tail());
     drop(owner);
 }

@@ -190,7 +190,7 @@ fn reports(it: &OnNic) -> Vec<String> {
 }
 
 #[test]
-fn a_port_that_a_stranger_owns_is_reported_once_and_one_of_the_fabric_never() {
+fn a_port_that_a_foreign_process_owns_is_reported_once_and_one_of_the_fabric_never() {
     let program = measure::need!(program(), "a C compiler and headers of librdmacm");
     let (places, _held) = addresses();
     let [fabric, other] = two_hosts(SHORT, &places);
@@ -214,17 +214,17 @@ fn a_port_that_a_stranger_owns_is_reported_once_and_one_of_the_fabric_never() {
     // A NIC of another fabric: the second of three, whose third is told of the first as well.
     let first = serve(&other, here);
     let foreign = other.neighbour();
-    let strangers = [serve(&foreign, here), serve(&foreign, here)];
+    let owners = [serve(&foreign, here), serve(&foreign, here)];
     let of_fabric = serve(&other, here);
-    for stranger in &strangers {
-        assert!(within(DEADLINE, || !reports(stranger).is_empty()), "{}", stranger.program.tail());
+    for owner in &owners {
+        assert!(within(DEADLINE, || !reports(owner).is_empty()), "{}", owner.program.tail());
         assert!(
-            reports(stranger)[0]
+            reports(owner)[0]
                 .contains(&format!("UDP port 4791 of {here} belongs to a process of user {own} "))
         );
     }
     // Looks go on while these lines are read again.
     std::thread::sleep(Duration::from_secs(3));
-    let counts = strangers.iter().chain([&first, &of_fabric]).map(|it| reports(it).len());
+    let counts = owners.iter().chain([&first, &of_fabric]).map(|it| reports(it).len());
     assert_eq!(counts.collect::<Vec<_>>(), [1, 1, 0, 0]);
 }

@@ -42,11 +42,11 @@ fn fail(driver: &mut Driver, a: QpId, b: QpId, wanted: CqeSyndrome) -> ([String;
             (WorkRequest::send(&region, 4090, 7), ["7 bytes at".into(), bounds], None)
         }
         CqeSyndrome::MwBind => {
-            let (window, alien) = (driver.window(2), driver.region(64, 1));
-            let opening = Opening { region: &alien, offset: 0, len: 64, rights: 1 };
+            let (window, unbound) = (driver.window(2), driver.region(64, 1));
+            let opening = Opening { region: &unbound, offset: 0, len: 64, rights: 1 };
             (
                 driver.bind(a, &window, 5, &opening),
-                [format!("{:#x}", alien.lkey), "lacks access 0x10".into()],
+                [format!("{:#x}", unbound.lkey), "lacks access 0x10".into()],
                 None,
             )
         }

@@ -195,7 +195,7 @@ fn a_list_that_leads_nowhere_ends_the_queue_and_those_that_take_from_it() {
         ("a record behind what was taken", |driver, srq| driver.write_shared_record(srq, 0)),
     ];
     for (i, (name, spoil)) in cases.into_iter().enumerate() {
-        let mut driver = Driver::new(Setup::new(&format!("srq-spoilt-{i}")));
+        let mut driver = Driver::new(Setup::new(&format!("srq-invalid-{i}")));
         let (srq, pairs) = pairs(&mut driver, 2, 7);
         let (from, to) = (driver.region(64, ALL), driver.region(64, ALL));
         driver.post_shared(srq, &[to.pointer(0, 8)]);

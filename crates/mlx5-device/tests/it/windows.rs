@@ -20,7 +20,7 @@ const WRITE: u8 = right::REMOTE_WRITE;
 const EVERY: u8 = READ | WRITE | right::ATOMIC;
 
 /// A pair of queues, of which `b` opens windows to `theirs` and `a` uses them.
-struct Scene {
+struct WindowPair {
     driver: Driver,
     a: QpId,
     b: QpId,
@@ -28,16 +28,16 @@ struct Scene {
     theirs: Region,
 }
 
-impl Scene {
-    fn new(name: &str) -> Scene {
-        Scene::of(name, ServiceType::Rc)
+impl WindowPair {
+    fn new(name: &str) -> WindowPair {
+        WindowPair::of(name, ServiceType::Rc)
     }
 
-    fn of(name: &str, service: ServiceType) -> Scene {
+    fn of(name: &str, service: ServiceType) -> WindowPair {
         let mut driver = Driver::new(Setup::new(&format!("windows-{name}")));
         let (a, b) = driver.pair(QpShape { service, ..QpShape::default() });
         let (ours, theirs) = (driver.region(4096, ALL), driver.region(4096, BINDABLE));
-        Scene { driver, a, b, ours, theirs }
+        WindowPair { driver, a, b, ours, theirs }
     }
 
     fn opening(&self, offset: u64, len: u64, rights: u8) -> Opening<'_> {
@@ -88,7 +88,7 @@ fn count(counters: &Counters, name: &str) -> u64 {
 #[test]
 fn what_a_window_opens_a_peer_can_use() {
     for kind in [1, 2] {
-        let mut s = Scene::new("opens");
+        let mut s = WindowPair::new("opens");
         let window = s.driver.window(kind);
         let key = s.bind(&window, 7, 64, 128, EVERY);
         let sent = s.ours.fill(0, 128, 3);
@@ -108,7 +108,7 @@ fn what_a_window_opens_a_peer_can_use() {
 
 #[test]
 fn through_a_window_goes_what_it_was_opened_for_and_nothing_else() {
-    type Make = fn(&mut Scene, u32) -> (QpId, WorkRequest);
+    type Make = fn(&mut WindowPair, u32) -> (QpId, WorkRequest);
     let cases: [(&str, u8, Make); 10] = [
         ("one byte before", 2, |s, key| (s.a, s.write(63, 8, key))),
         ("one byte past", 2, |s, key| (s.a, s.write(64, 129, key))),
@@ -129,7 +129,7 @@ fn through_a_window_goes_what_it_was_opened_for_and_nothing_else() {
         ("the region itself", 2, |s, _| (s.a, s.write(64, 8, s.theirs.rkey))),
     ];
     for (name, kind, make) in cases {
-        let mut s = Scene::new("refused");
+        let mut s = WindowPair::new("refused");
         let before = s.theirs.fill(0, 4096, 9);
         let window = s.driver.window(kind);
         let key = s.bind(&window, 7, 64, 128, READ | WRITE);
@@ -149,7 +149,7 @@ fn a_window_gives_only_the_rights_that_it_was_bound_with() {
         (right::ATOMIC, [false, false, true]),
     ] {
         for (operation, wanted) in allowed.into_iter().enumerate() {
-            let mut s = Scene::new("rights");
+            let mut s = WindowPair::new("rights");
             let window = s.driver.window(2);
             let key = s.bind(&window, 1, 0, 4096, rights);
             let request = match operation {
@@ -165,7 +165,7 @@ fn a_window_gives_only_the_rights_that_it_was_bound_with() {
 
 #[test]
 fn a_windows_key_is_no_local_key() {
-    let mut s = Scene::new("local");
+    let mut s = WindowPair::new("local");
     let window = s.driver.window(2);
     let key = s.bind(&window, 1, 0, 4096, EVERY);
     let pointer = DataPointer { byte_count: 8, lkey: key, va: s.theirs.address };
@@ -174,7 +174,7 @@ fn a_windows_key_is_no_local_key() {
 }
 
 /// A window of this type, and the bind of it that must fail so.
-type BadBind = (&'static str, u8, fn(&mut Scene, &Window) -> WorkRequest, CqeSyndrome);
+type BadBind = (&'static str, u8, fn(&mut WindowPair, &Window) -> WorkRequest, CqeSyndrome);
 
 fn umr(request: WorkRequest, change: impl FnOnce(&mut mlx5_layout::umr::Umr)) -> WorkRequest {
     let mut umr = request.umr.expect("a bind");
@@ -182,7 +182,7 @@ fn umr(request: WorkRequest, change: impl FnOnce(&mut mlx5_layout::umr::Umr)) ->
     WorkRequest { umr: Some(umr), ..request }
 }
 
-fn good(s: &Scene, window: &Window) -> WorkRequest {
+fn good(s: &WindowPair, window: &Window) -> WorkRequest {
     s.driver.bind(s.b, window, 5, &s.opening(64, 128, EVERY))
 }
 
@@ -299,7 +299,7 @@ const MALFORMED: &[BadBind] = &[
 #[test]
 fn a_bind_that_may_not_be_fails_and_opens_nothing() {
     for (name, kind, make, wanted) in [BAD_REGIONS, BAD_WINDOWS, MALFORMED].concat() {
-        let mut s = Scene::new("bad-bind");
+        let mut s = WindowPair::new("bad-bind");
         let window = s.driver.window(kind);
         let bad = make(&mut s, &window);
         // One before it and one behind, as with every WQE that fails.
@@ -316,7 +316,7 @@ fn a_bind_that_may_not_be_fails_and_opens_nothing() {
 
 #[test]
 fn a_datagram_queue_binds_nothing() {
-    let mut s = Scene::of("datagram", ServiceType::Ud);
+    let mut s = WindowPair::of("datagram", ServiceType::Ud);
     let window = s.driver.window(1);
     let bind = s.driver.bind(s.b, &window, 1, &s.opening(0, 64, READ));
     assert_eq!(s.done(s.b, &bind), Some(CqeSyndrome::LocalQpOperation));
@@ -324,7 +324,7 @@ fn a_datagram_queue_binds_nothing() {
 
 #[test]
 fn a_bound_type_2_window_must_be_closed_before_it_is_bound_again() {
-    let mut s = Scene::new("bound");
+    let mut s = WindowPair::new("bound");
     let window = s.driver.window(2);
     let first = s.bind(&window, 1, 0, 64, WRITE);
     assert_eq!(s.done(s.b, &WorkRequest::local_invalidate(first)), None);
@@ -342,7 +342,7 @@ fn local_invalidation_closes_what_this_queue_opened() {
         ("another queue's", true, true, Some(CqeSyndrome::MwBind)),
         ("one that is free", false, false, Some(CqeSyndrome::MwBind)),
     ] {
-        let mut s = Scene::new("invalidate");
+        let mut s = WindowPair::new("invalidate");
         let window = s.driver.window(2);
         let key = if before { s.bind(&window, 1, 0, 64, WRITE) } else { window.rkey };
         let by = if others { s.others().1 } else { s.b };
@@ -354,7 +354,7 @@ fn local_invalidation_closes_what_this_queue_opened() {
         }
     }
     for (name, kind) in [("a region", None), ("a type-1 window", Some(1))] {
-        let mut s = Scene::new("invalidate-other");
+        let mut s = WindowPair::new("invalidate-other");
         let key = kind.map_or(s.theirs.rkey, |kind| {
             let window = s.driver.window(kind);
             s.bind(&window, 1, 0, 64, WRITE)
@@ -365,7 +365,7 @@ fn local_invalidation_closes_what_this_queue_opened() {
 
 #[test]
 fn a_send_closes_the_receivers_window_and_its_completion_says_which() {
-    let mut s = Scene::new("send-inv");
+    let mut s = WindowPair::new("send-inv");
     let window = s.driver.window(2);
     let key = s.bind(&window, 1, 0, 64, WRITE);
     let into = s.driver.region(64, ALL);
@@ -385,7 +385,7 @@ fn a_send_closes_the_receivers_window_and_its_completion_says_which() {
 
 #[test]
 fn a_send_may_close_nothing_but_an_open_window_of_its_queue() {
-    type Key = fn(&mut Scene) -> u32;
+    type Key = fn(&mut WindowPair) -> u32;
     let cases: [(&str, Key); 6] = [
         ("a region", |s| s.theirs.rkey),
         ("no key at all", |_| 0x00ff_ff00),
@@ -406,7 +406,7 @@ fn a_send_may_close_nothing_but_an_open_window_of_its_queue() {
         }),
     ];
     for (name, key) in cases {
-        let mut s = Scene::new("send-inv-bad");
+        let mut s = WindowPair::new("send-inv-bad");
         let key = key(&mut s);
         let into = s.driver.region(64, ALL);
         s.driver.post_receive(s.b, &[into.pointer(0, 64)]);
@@ -421,7 +421,7 @@ fn a_send_may_close_nothing_but_an_open_window_of_its_queue() {
 
 #[test]
 fn a_type_1_window_opens_to_its_domain_and_moves_without_being_closed() {
-    let mut s = Scene::new("type-1");
+    let mut s = WindowPair::new("type-1");
     let window = s.driver.window(1);
     let first = s.bind(&window, 1, 0, 64, WRITE);
     let ((c, d), write) = (s.others(), s.write(0, 8, first));
@@ -447,7 +447,7 @@ fn a_type_1_window_opens_to_its_domain_and_moves_without_being_closed() {
 #[test]
 fn a_bind_of_no_length_closes() {
     for kind in [1, 2] {
-        let mut s = Scene::new("close");
+        let mut s = WindowPair::new("close");
         let window = s.driver.window(kind);
         let key = s.bind(&window, 1, 0, 64, WRITE);
         assert_eq!(s.done(s.b, &WorkRequest::close(&window, 9)), None, "type {kind}");
@@ -460,7 +460,7 @@ fn a_bind_of_no_length_closes() {
 #[test]
 fn where_addresses_count_from_zero_an_atomic_still_needs_aligned_bytes() {
     for (at, wanted) in [(64, None), (68, Some(CqeSyndrome::RemoteAccess))] {
-        let mut s = Scene::new("zero-based");
+        let mut s = WindowPair::new("zero-based");
         let window = s.driver.window(2);
         let mut bind = s.driver.bind(s.b, &window, 1, &s.opening(at, 64, EVERY));
         bind.umr.as_mut().expect("a bind").context.start = 0;
@@ -476,7 +476,7 @@ fn where_addresses_count_from_zero_an_atomic_still_needs_aligned_bytes() {
 
 #[test]
 fn a_region_with_open_windows_stays_as_it_is() {
-    let mut s = Scene::new("busy");
+    let mut s = WindowPair::new("busy");
     let context = s.driver.context;
     let (window, other) = (s.driver.window(2), s.driver.window(1));
     let key = s.bind(&window, 1, 0, 64, WRITE);
@@ -496,7 +496,7 @@ fn a_region_with_open_windows_stays_as_it_is() {
 
 #[test]
 fn windows_go_with_their_command_their_queue_and_their_open() {
-    let mut s = Scene::new("go");
+    let mut s = WindowPair::new("go");
     let context = s.driver.context;
     let window = s.driver.window(2);
     let key = s.bind(&window, 1, 0, 64, WRITE);
@@ -516,13 +516,13 @@ fn windows_go_with_their_command_their_queue_and_their_open() {
     assert_eq!(s.driver.state(c), 3);
 
     // An open is closed with windows that are bound, by whichever order of handles.
-    let mut s = Scene::new("close-open");
+    let mut s = WindowPair::new("close-open");
     let window = s.driver.window(2);
     s.bind(&window, 1, 0, 64, WRITE);
     assert_eq!(errno(s.driver.nic.dealloc_pd(s.driver.context, s.driver.pd)), errno::EBUSY);
     s.driver.nic.close_context(s.driver.context);
     for kind in [0, 3, 255] {
-        let mut s = Scene::new("kinds");
+        let mut s = WindowPair::new("kinds");
         let request = mlx5_device::command::AllocMw { pd: s.driver.pd, kind };
         assert_eq!(errno(s.driver.nic.alloc_mw(s.driver.context, &request)), errno::EINVAL, "type {kind}");
         let request = mlx5_device::command::AllocMw { pd: 77, kind: 1 };
@@ -532,7 +532,7 @@ fn windows_go_with_their_command_their_queue_and_their_open() {
 
 #[test]
 fn a_window_is_open_for_what_is_posted_behind_its_bind_and_closed_behind_its_end() {
-    let mut s = Scene::new("order");
+    let mut s = WindowPair::new("order");
     let window = s.driver.window(2);
     let bind = s.driver.bind(s.b, &window, 1, &s.opening(0, 64, WRITE)).unsignalled();
     let into = s.driver.region(64, ALL);

@@ -1,7 +1,7 @@
 //! The connection manager in a kernel's place: `rxe-cm.pcap` is replayed against each of its two sides, and
 //! our MADs must be the kernel's bytes.
 //!
-//! Freedoms that the standard leaves, set before the comparison: a side chooses its own communication ids,
+//! Choices that the standard leaves, set before the comparison: a side chooses its own communication ids,
 //! and the transaction of an exchange that it begins. Nothing else may differ.
 
 use roce::Now;

@@ -49,7 +49,7 @@ enum AllowedDifference {
     EarlierTimer,
 }
 
-type Freedoms = BTreeMap<AllowedDifference, usize>;
+type Differences = BTreeMap<AllowedDifference, usize>;
 
 /// Like the kernel, it acknowledges what asks for it and nothing else, and asks at the end of each message.
 fn connection(conversation: &Conversation, peer_qpn: u32) -> Connection {
@@ -121,8 +121,8 @@ fn answer(conversation: &Conversation, defect: Defect) -> (Vec<Answer>, Host) {
 }
 
 /// Our answers beside the kernel's.
-fn compare(conversation: &Conversation, answers: &[Answer]) -> Result<Freedoms, String> {
-    let mut freedoms = Freedoms::new();
+fn compare(conversation: &Conversation, answers: &[Answer]) -> Result<Differences, String> {
+    let mut differences = Differences::new();
     let mut theirs = conversation.answers().peekable();
     for answer in answers {
         let next = theirs.peek();
@@ -131,7 +131,7 @@ fn compare(conversation: &Conversation, answers: &[Answer]) -> Result<Freedoms, 
             continue;
         }
         let next = next.map(|next| (next.packet(), next.frame().packet.payload.to_vec()));
-        let free = freedom_of_answer(conversation, answer, next.as_ref()).ok_or_else(|| {
+        let free = difference_of_answer(conversation, answer, next.as_ref()).ok_or_else(|| {
             let asked = &conversation.packets[answer.after];
             let (name, number, request) = (conversation.name(), asked.number, asked.packet());
             format!(
@@ -139,13 +139,13 @@ fn compare(conversation: &Conversation, answers: &[Answer]) -> Result<Freedoms, 
                 answer.packet
             )
         })?;
-        *freedoms.entry(free).or_default() += 1;
+        *differences.entry(free).or_default() += 1;
         if free != AllowedDifference::LostBeforeTheWire {
             theirs.next();
         }
     }
     match theirs.next() {
-        None => Ok(freedoms),
+        None => Ok(differences),
         Some(more) => Err(format!(
             "{}: we have no answer like packet {}, {:?}",
             conversation.name(),
@@ -155,7 +155,7 @@ fn compare(conversation: &Conversation, answers: &[Answer]) -> Result<Freedoms, 
     }
 }
 
-fn freedom_of_answer(
+fn difference_of_answer(
     conversation: &Conversation,
     answer: &Answer,
     next: Option<&(Packet, Vec<u8>)>,
@@ -192,8 +192,8 @@ fn freedom_of_answer(
 
 /// Gives our connection, which posts the same messages, all answers of the conversation: how the messages
 /// ended, or where its packets are not the kernel's.
-fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, Freedoms), String> {
-    let (mut freedoms, mut completions) = (Freedoms::new(), Vec::new());
+fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, Differences), String> {
+    let (mut differences, mut completions) = (Differences::new(), Vec::new());
     let mut connection = connection(conversation, conversation.responder_qpn);
     let mut host = Host::of(conversation);
     let (messages, mut posted, mut skew) = (conversation.messages(), 0, 0);
@@ -215,10 +215,10 @@ fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, 
                             "nothing to send and no timer, but the kernel sends {packet:?}"
                         )));
                     };
-                    let free = freedom_of_timer(now, due).ok_or_else(|| {
+                    let free = difference_of_timer(now, due).ok_or_else(|| {
                         ours(format!("at {now:?} with a timer due at {due:?}, the kernel sends {packet:?}"))
                     })?;
-                    *freedoms.entry(free).or_default() += 1;
+                    *differences.entry(free).or_default() += 1;
                     // Our time goes on to where the kernel was early.
                     skew += due.0.saturating_sub(now.0);
                     now = now.max(due);
@@ -243,7 +243,7 @@ fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, 
                 if !(conversation.is_lossy() && sent.psn != packet.psn && again) {
                     return Err(ours(format!("\nwe send  {sent:?}\nthe kernel {packet:?}")));
                 }
-                *freedoms.entry(AllowedDifference::LostBeforeTheWire).or_default() += 1;
+                *differences.entry(AllowedDifference::LostBeforeTheWire).or_default() += 1;
             }
         }
         while let Some(event) = connection.poll_event() {
@@ -252,11 +252,11 @@ fn ask(conversation: &Conversation, defect: Defect) -> Result<(Vec<Completion>, 
             }
         }
     }
-    Ok((completions, freedoms))
+    Ok((completions, differences))
 }
 
 /// The kernel sent at `now` what our timer sends at `due`. Its ack timeout has code 18, 1.07 s.
-fn freedom_of_timer(now: Now, due: Now) -> Option<AllowedDifference> {
+fn difference_of_timer(now: Now, due: Now) -> Option<AllowedDifference> {
     let configured_ns = 4096 << 18;
     if due <= now {
         return (now.0 - due.0 <= 3 * configured_ns).then_some(AllowedDifference::LaterTimer);
@@ -273,7 +273,7 @@ fn each(mut hold: impl FnMut(&Conversation)) {
     }
 }
 
-fn add(all: &mut Freedoms, some: &Freedoms) {
+fn add(all: &mut Differences, some: &Differences) {
     for (free, count) in some {
         *all.entry(*free).or_default() += count;
     }
@@ -281,24 +281,24 @@ fn add(all: &mut Freedoms, some: &Freedoms) {
 
 #[test]
 fn every_answer_of_a_kernel_is_ours_or_free() {
-    let (mut freedoms, mut answered) = (Freedoms::new(), 0);
+    let (mut differences, mut answered) = (Differences::new(), 0);
     each(|conversation| {
         let (answers, _) = answer(conversation, SOUND);
-        add(&mut freedoms, &compare(conversation, &answers).unwrap_or_else(|error| panic!("{error}")));
+        add(&mut differences, &compare(conversation, &answers).unwrap_or_else(|error| panic!("{error}")));
         answered += conversation.answers().count();
     });
-    println!("TABLE answers of rdma_rxe, each given by our responder too: {answered}, but {freedoms:?}");
+    println!("TABLE answers of rdma_rxe, each given by our responder too: {answered}, but {differences:?}");
     let expected = [
         (AllowedDifference::LostBeforeTheWire, 3),
         (AllowedDifference::RepeatedReadBegins, 2),
         (AllowedDifference::CodeOfALongSend, 3),
     ];
-    assert_eq!(freedoms, BTreeMap::from(expected));
+    assert_eq!(differences, BTreeMap::from(expected));
 }
 
 #[test]
 fn every_request_of_a_kernel_is_ours_or_free() {
-    let (mut freedoms, mut asked) = (Freedoms::new(), 0);
+    let (mut differences, mut asked) = (Differences::new(), 0);
     each(|conversation| {
         // The user-space peer is no kernel: it sets the migration bit.
         if conversation.capture == "rxe-userpeer" {
@@ -306,16 +306,16 @@ fn every_request_of_a_kernel_is_ours_or_free() {
         }
         let (completions, some) = ask(conversation, SOUND).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(completions.len(), conversation.messages().len(), "{}", conversation.name());
-        add(&mut freedoms, &some);
+        add(&mut differences, &some);
         asked += conversation.packets.iter().filter(|captured| captured.request).count();
     });
-    println!("TABLE requests of rdma_rxe, each sent by our requester too: {asked}, but {freedoms:?}");
+    println!("TABLE requests of rdma_rxe, each sent by our requester too: {asked}, but {differences:?}");
     let expected = [
         (AllowedDifference::LostBeforeTheWire, 7),
         (AllowedDifference::LaterTimer, 6),
         (AllowedDifference::EarlierTimer, 1),
     ];
-    assert_eq!(freedoms, BTreeMap::from(expected));
+    assert_eq!(differences, BTreeMap::from(expected));
 }
 
 /// The completions that a text of rdma_rxe's machine lists: opcode, status, length, immediate, flags.

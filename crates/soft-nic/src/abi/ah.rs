@@ -14,7 +14,7 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, input) = (call.context()?, call.core_in);
     let device = call.device()?;
     let lacks_gid = device.link_layer == LinkLayer::Roce && input.u8(at::is_global) == 0;
-    refuse_if!(lacks_gid, EINVAL, "CREATE_AH: an address on Ethernet needs a GID");
+    refuse_if!(lacks_gid, EINVAL, "CREATE_AH: on Ethernet LID {:#x} needs a GID", input.u16(at::dlid));
     let address = read_address!(create_ah, input);
     let made = call.nic()?.create_ah(context, input.u32(at::pd_handle), &address)?;
     let driver = Writer::<{ mlx5_create_ah_resp::SIZE }>::new()

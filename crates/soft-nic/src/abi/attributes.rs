@@ -134,8 +134,8 @@ impl<'m> Command<'m> {
         let (object, method) = (header.u16(ioctl_hdr::object), header.u16(ioctl_hdr::method));
         let fits = length == ioctl_hdr::SIZE + count * attr::SIZE && length <= MAX_LENGTH;
         refuse_if!(!fits, EINVAL, "a header of {length} bytes for {count} attributes");
-        let reserved = header.u64(ioctl_hdr::reserved1) != 0 || header.u32(ioctl_hdr::reserved2) != 0;
-        refuse_if!(reserved, EPROTONOSUPPORT, "reserved words of the header are not zero");
+        let reserved = (header.u64(ioctl_hdr::reserved1), header.u32(ioctl_hdr::reserved2));
+        refuse_if!(reserved != (0, 0), EPROTONOSUPPORT, "reserved words of the header: {reserved:x?}");
         let (method, handler) = find(object, method)?;
         let driver = header.u32(ioctl_hdr::driver);
         refuse_if!(driver != DRIVER_MLX5, EINVAL, "driver id {driver}, this is an mlx5 device (1)");
@@ -146,9 +146,8 @@ impl<'m> Command<'m> {
         for (index, bytes) in raw.chunks_exact(attr::SIZE).enumerate() {
             command.take(Reader(bytes), first.wrapping_add((index * attr::SIZE) as u64))?;
         }
-        let Method { name, attributes } = command.method;
-        match attributes.iter().find(|spec| spec.mandatory && command.get(spec.id).is_none()) {
-            Some(spec) => Err(refusal!(EINVAL, "{name}: attribute {:#x} is missing", spec.id)),
+        match command.method.attributes.iter().find(|spec| spec.mandatory && command.get(spec.id).is_none()) {
+            Some(spec) => Err(command.missing(spec.id)),
             None => Ok((command, handler)),
         }
     }
@@ -229,8 +228,11 @@ impl<'m> Command<'m> {
 
     /// A handle of a mandatory attribute.
     pub fn expect_handle(&self, id: u16) -> Answer<u32> {
-        let missing = || refusal!(EINVAL, "{}: handle {id:#x} is missing", self.method.name);
-        self.handle(id).ok_or_else(missing)
+        self.handle(id).ok_or_else(|| self.missing(id))
+    }
+
+    pub fn missing(&self, id: u16) -> CommandError {
+        refusal!(EINVAL, "{}: attribute {id:#x} is missing", self.method.name)
     }
 
     /// A file descriptor: the low 32 bits, signed.

@@ -31,7 +31,7 @@ const FLAG_DEVX: u32 = 1;
 pub fn get_context<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (server, command) = (call.server, call.command);
     refuse_if!(call.file.context.is_some(), EINVAL, "this open has a context already");
-    let request = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in GET_CONTEXT"))?;
+    let request = command.input(UHW_IN).ok_or_else(|| command.missing(UHW_IN))?;
     // First, since libmlx5 tries each refused request again in its older, shorter forms.
     let flags = request.u32(alloc_ucontext_req::flags);
     if flags != 0 {
@@ -46,9 +46,9 @@ pub fn get_context<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
         "library capabilities {lib_caps:#x}: only dynamic UARs are supported (rdma-core 39 has them)"
     );
     let version = request.u8(alloc_ucontext_req::max_cqe_version);
-    refuse_if!(version == 0, EOPNOTSUPP, "CQE version 0: CQEs here carry user indexes (version 1)");
+    refuse_if!(version == 0, EOPNOTSUPP, "CQE version {version}: CQEs here carry user indexes (version 1)");
     let comp_mask = request.u32(alloc_ucontext_req::comp_mask);
-    refuse_if!(comp_mask != 0, EOPNOTSUPP, "unknown comp_mask in GET_CONTEXT");
+    refuse_if!(comp_mask != 0, EOPNOTSUPP, "unknown comp_mask {comp_mask:#x} in GET_CONTEXT");
     let capabilities = call.device()?.model.capabilities();
     let context = call.nic()?.open_context(usize::from(call.file.device))?;
     use alloc_ucontext_resp as at;
@@ -143,10 +143,10 @@ pub fn query_gid_entry<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     call.context()?;
     let command = call.command;
     let (_, device) = call.port(command.number(0).unwrap_or(0))?;
-    let index = command.number32(1).unwrap_or(0);
-    refuse_if!(command.number32(2).unwrap_or(0) != 0, EINVAL, "unknown flags in QUERY_GID_ENTRY");
+    let (index, flags) = (command.number32(1).unwrap_or(0), command.number32(2).unwrap_or(0));
+    refuse_if!(flags != 0, EINVAL, "unknown flags {flags:#x} in QUERY_GID_ENTRY");
     let length = gid_table_length(device.link_layer);
-    refuse_if!(index >= length, EINVAL, "GID index {index} of a table of {length}");
+    refuse_if!(index >= length, EINVAL, "GID index {index} is beyond the table of {length}");
     match gid(call.server, device, index as usize) {
         Some(entry) => command.write(3, &entry),
         None => Err(refusal!(ENODATA, "GID {index} is empty")),
@@ -211,8 +211,9 @@ pub fn query_device<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 pub fn ex_query_device<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     call.context()?;
     let (device, command) = (call.device()?, call.command);
-    let unknown = call.core_in.u64(0) != 0;
-    refuse_if!(unknown, EINVAL, "comp_mask or reserved word of QUERY_DEVICE is not zero");
+    let (comp_mask, reserved) = (call.core_in.u32(0), call.core_in.u32(4));
+    refuse_if!(comp_mask != 0, EINVAL, "unknown comp_mask {comp_mask:#x} in QUERY_DEVICE");
+    refuse_if!(reserved != 0, EINVAL, "reserved word {reserved:#x} of QUERY_DEVICE is not 0");
     use ex_query_device_resp as at;
     let flags = u64::from(device.model.capabilities().device_cap_flags);
     let room = command.room(CORE_OUT).min(at::SIZE);

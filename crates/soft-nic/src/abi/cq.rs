@@ -36,7 +36,7 @@ const MLX5_FLAG_UAR_PAGE: u16 = 1 << 1;
 
 pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, server, command) = (call.context()?, call.server, call.command);
-    let driver = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in CQ.CREATE"))?;
+    let driver = command.input(UHW_IN).ok_or_else(|| command.missing(UHW_IN))?;
     let flags = command.number32(FLAGS).unwrap_or(0);
     let mlx5_flags = driver.u16(create_cq::flags);
     let unknown = flags & !(CQ_FLAG_TIMESTAMP | CQ_FLAG_IGNORE_OVERRUN);
@@ -49,7 +49,7 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
         "CQ.CREATE: mlx5 flags {mlx5_flags:#x}, compression {compressed}"
     );
     let (vector, vectors) = (command.number32(COMP_VECTOR).unwrap_or(0), server.machine.processors);
-    refuse_if!(vector as usize >= vectors, EINVAL, "completion vector {vector} of {vectors}");
+    refuse_if!(vector as usize >= vectors, EINVAL, "completion vector {vector} is not in 0..{vectors}");
     let channel = command.fd(COMP_CHANNEL).map(|fd| {
         let found = server.events.channel(context, fd);
         found.ok_or_else(|| refusal!(EBADF, "descriptor {fd} is no completion channel"))
@@ -88,10 +88,11 @@ pub fn check_event_fd<D: Commands>(call: &Call<'_, D>, attribute: u16) -> Answer
 
 pub fn resize<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     use mlx5_resize_cq as at;
-    let driver = call.command.input(UHW_IN).filter(|input| input.0.len() >= at::SIZE);
-    let driver = driver.ok_or_else(|| refusal!(EINVAL, "no mlx5 part in RESIZE_CQ"))?;
-    let reserved = driver.u16(at::reserved0) != 0 || driver.u32(at::reserved1) != 0;
-    refuse_if!(reserved, EINVAL, "reserved words of RESIZE_CQ are not zero");
+    let driver = call.command.input(UHW_IN).ok_or_else(|| call.command.missing(UHW_IN))?;
+    let (len, least) = (driver.0.len(), at::SIZE);
+    refuse_if!(len < least, EINVAL, "RESIZE_CQ: mlx5 part of {len} bytes, {least} needed");
+    let reserved = (driver.u16(at::reserved0), driver.u32(at::reserved1));
+    refuse_if!(reserved != (0, 0), EINVAL, "reserved words {reserved:x?} of RESIZE_CQ are not 0");
     let request = ResizeCq {
         cqe: call.core_in.u32(resize_cq::cqe),
         cqe_size: driver.u16(at::cqe_size).into(),

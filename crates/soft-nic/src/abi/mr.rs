@@ -117,12 +117,12 @@ pub fn dereg<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
 /// ALLOC_MW. Its mlx5 part, not sent by libmlx5, may ask for several pieces of memory: one is supported.
 pub fn alloc_window<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     if let Some(driver) = call.command.input(UHW_IN) {
-        let reserved = driver.u8(mlx5_alloc_mw::reserved1) != 0 || driver.u16(mlx5_alloc_mw::reserved2) != 0;
-        refuse_if!(
-            driver.u32(mlx5_alloc_mw::comp_mask) != 0 || reserved || driver.u8(mlx5_alloc_mw::num_klms) > 1,
-            EOPNOTSUPP,
-            "ALLOC_MW: only windows of one piece"
-        );
+        use mlx5_alloc_mw as at;
+        let words = (driver.u32(at::comp_mask), driver.u8(at::reserved1), driver.u16(at::reserved2));
+        let zero = words == (0, 0, 0);
+        refuse_if!(!zero, EOPNOTSUPP, "ALLOC_MW: comp_mask and reserved words {words:x?} are not 0");
+        let pieces = driver.u8(at::num_klms);
+        refuse_if!(pieces > 1, EOPNOTSUPP, "ALLOC_MW: window of {pieces} pieces, 1 at most");
     }
     let (context, input) = (call.context()?, call.core_in);
     let request = AllocMw { pd: input.u32(alloc_mw::pd_handle), kind: input.u8(alloc_mw::mw_type) };

@@ -52,7 +52,7 @@ const LAST_PLAIN_ATTRIBUTE: u32 = 1 << 20;
 
 pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     let (context, command) = (call.context()?, call.command);
-    let driver = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in QP.CREATE"))?;
+    let driver = command.input(UHW_IN).ok_or_else(|| command.missing(UHW_IN))?;
     let service = match command.number(TYPE).unwrap_or(0) {
         2 => ServiceType::Rc,
         3 => ServiceType::Uc,

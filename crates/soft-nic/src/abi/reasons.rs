@@ -50,16 +50,23 @@ pub struct Failure {
 
 /// What would help after a refusal. `EINVAL` has as many causes as checks, told apart by a word of its text.
 fn help(error: &CommandError) -> &'static str {
-    const OF_EINVAL: [(&str, &str); 9] = [
-        ("does not exist", "name what this open has made, and has not destroyed"),
-        (" at most", "`ibv_devinfo -v` says what this NIC takes"),
-        (" is above ", "`ibv_devinfo -v` says what this NIC takes"),
-        (" is not in ", "take a value of that range"),
-        (" needs ", "add what is missing"),
-        (" is not aligned", "rings begin at multiples of 64 bytes, records at multiples of 8"),
-        (" of two", "a queue has a power of two of entries, `cqe` is one less"),
-        (" is neither ", "take one of the two"),
-        (" beyond ", "`ibv_devinfo -v` says what this NIC takes"),
+    const OF_EINVAL: [(&[&str], &str); 16] = [
+        (&["does not exist"], "name what this open has made, and has not destroyed"),
+        (&[" at most", " is above ", " beyond "], "`ibv_devinfo -v` says what this NIC takes"),
+        (&[" is not in "], "take a value of that range"),
+        (&[" needs "], "add what is missing"),
+        (&[" is not aligned"], "rings begin at multiples of 64 bytes, records at multiples of 8"),
+        (&[" of two"], "a queue has a power of two of entries, `cqe` is one less"),
+        (&[" is neither "], "take one of the two"),
+        (&[" of an id that is "], "call librdmacm in order: address, route, connect"),
+        (&[" no room"], "poll the CQ empty first"),
+        (&[" has no "], "resolve, then connect it first"),
+        (&["reserved word", "unknown "], "send 0 there, since this NIC has no such extension"),
+        (&[" flags "], "leave these flags out"),
+        (&[" is missing"], "send what `rdma/ib_user_ioctl_cmds.h` lists as mandatory"),
+        (&[" page offset"], "let both have the same offset in their page"),
+        (&[" in state "], "ask `ibv_query_qp` for the state, and go on from there"),
+        (&[" bytes"], "compare the size with the kernel's header or the manual page"),
     ];
     match error.errno {
         libc::EBUSY => "destroy its users first",
@@ -68,7 +75,7 @@ fn help(error: &CommandError) -> &'static str {
         libc::ENODEV => "`ibv_devices` has this NIC's devices, `softnic ctl list` their addresses",
         libc::EINVAL => OF_EINVAL
             .iter()
-            .find(|(word, _)| error.reason.contains(word))
+            .find(|(words, _)| words.iter().any(|word| error.reason.contains(word)))
             .map_or("compare it with the verb's manual page, and see `SOFTNIC_LOG=1`", |(_, help)| help),
         libc::EOPNOTSUPP | libc::EPROTONOSUPPORT => "do without: docs/soft-nic.md says what this NIC lacks",
         _ => "`SOFTNIC_LOG=1` shows the command",
@@ -162,6 +169,8 @@ impl Reasons {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use crate::control::MAX_ANSWER_BYTES;
 
@@ -187,7 +196,17 @@ mod tests {
                 "a connection moves neither from shared memory to the wire nor back",
                 "manual page",
             ),
-            (libc::EINVAL, "CONNECT without parameters", "manual page"),
+            (libc::EINVAL, "LISTEN of an id that is Idle", "librdmacm in order"),
+            (libc::EINVAL, "id 7 has no connection", "connect it first"),
+            (libc::EINVAL, "reserved words (0, 1) of RESIZE_CQ are not 0", "send 0 there"),
+            (libc::EINVAL, "unknown flags 0x1 in QUERY_GID_ENTRY", "no such extension"),
+            (libc::EINVAL, "access flags 0x1 do not exist", "leave these flags out"),
+            (libc::EINVAL, "CQ.CREATE: attribute 0x1000 is missing", "mandatory"),
+            (libc::EINVAL, "start 0x10 and iova 0x20 differ in their page offset", "the same offset"),
+            (libc::EINVAL, "CQ 0x3: 8 CQEs wait, a ring of 4 has no room for them", "poll the CQ"),
+            (libc::EINVAL, "the QP is in Init, not in state 3", "`ibv_query_qp`"),
+            (libc::EINVAL, "an option of 5000000 bytes", "compare the size"),
+            (libc::EINVAL, "CONNECT of id 7 without parameters", "manual page"),
             (libc::EOPNOTSUPP, "DEVX", "docs/soft-nic.md"),
             (libc::EPROTONOSUPPORT, "MR.ADVISE_MR", "docs/soft-nic.md"),
             (libc::EIO, "the NIC has stopped", "`SOFTNIC_LOG=1`"),
@@ -199,6 +218,60 @@ mod tests {
             assert_eq!(what, format!("command refused: VERB: {reason} (errno {errno})"));
             assert!(then.contains(help), "{said}");
         }
+    }
+
+    /// Refusals with no value to say: there is one of it, or it is absent.
+    const NO_VALUE: [&str; 11] = [
+        "this open has a context already",
+        "no context yet: GET_CONTEXT comes first",
+        "the NIC has stopped after an internal error",
+        "the connection manager has stopped after an internal error",
+        "the connection manager was not opened",
+        "the file is closed",
+        "an address on Ethernet needs a GRH",
+        "a re-registration that changes nothing",
+        "a connection moves neither from shared memory to the wire nor back: reset the QP",
+        "the size of an SRQ stays as it was made",
+        "QP without a UAR page: there are no static registers",
+    ];
+
+    /// Errno and text of each `refusal!` and `refuse_if!` in the sources of this crate and the device's.
+    fn refusals_of_sources() -> Vec<(String, String)> {
+        let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let mut folders = vec![here.join("src"), here.join("../mlx5-device/src")];
+        let mut found = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() && !path.ends_with("tests") {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    let source = std::fs::read_to_string(path).unwrap();
+                    for part in source.split("refusal!(").flat_map(|part| part.split("refuse_if!(")).skip(1) {
+                        let mut pieces = part.split('"');
+                        let (before, text) = (pieces.next().unwrap(), pieces.next().unwrap_or_default());
+                        let errno = before.trim_end_matches([',', ' ', '\n']).rsplit([' ', '\n']).next();
+                        let errno = errno.filter(|errno| errno.starts_with('E') && !errno.contains('('));
+                        found.extend(errno.map(|errno| (errno.to_owned(), text.to_owned())));
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn a_refusal_says_on_which_value_its_check_failed() {
+        let all = refusals_of_sources();
+        assert!(all.len() > 100, "only {} refusals found", all.len());
+        for (errno, text) in &all {
+            assert!(text.contains('{') || NO_VALUE.contains(&&**text), "{errno}, {text:?}: on which value?");
+        }
+        let helped = |reason: &str| help(&CommandError { errno: libc::EINVAL, reason: reason.to_owned() });
+        let of_einval = all.iter().filter(|(errno, _)| errno == "EINVAL");
+        let unhelped: Vec<_> = of_einval.filter(|(_, text)| helped(text) == helped("")).collect();
+        println!("EINVAL with the help of all: {unhelped:#?}");
+        assert!(unhelped.len() * 3 < all.len(), "{} refusals have no help of their own", unhelped.len());
     }
 
     #[test]

@@ -241,10 +241,10 @@ impl<'c, D: Commands> Call<'c, D> {
     pub fn port(&self, number: u64) -> Answer<(usize, &'c DeviceConfig)> {
         let each = self.server.ports_each;
         let before = u8::try_from(number).ok().and_then(|number| number.checked_sub(1)).filter(|n| *n < each);
-        let missing = || refusal!(EINVAL, "port {number}, the device has {each}");
+        let missing = || refusal!(EINVAL, "port {number} is not in 1..={each}");
         let place =
             usize::from(self.file.device) * usize::from(each) + usize::from(before.ok_or_else(missing)?);
         let port = self.server.ports.get(place);
-        Ok((place, port.ok_or_else(|| refusal!(ENODEV, "no such device"))?))
+        Ok((place, port.ok_or_else(|| refusal!(ENODEV, "no device mlx5_{}", self.file.device))?))
     }
 }

@@ -3,7 +3,7 @@
 //! Follows Linux `uverbs_std_types_srq.c`, `uverbs_cmd.c`, and `mlx5_ib_create_srq` in
 //! `drivers/infiniband/hw/mlx5/srq.c`. Left out: queues of the types XRC and tag matching.
 
-use mlx5_device::command::{CreateSrq, ModifySrq, refusal, refuse_if};
+use mlx5_device::command::{CreateSrq, ModifySrq, refuse_if};
 use mlx5_device::{Answer, Commands};
 
 use super::attributes::{ANY_OUT, Kind, UHW_IN, UHW_OUT, bytes, may, must, out, specs};
@@ -43,9 +43,9 @@ pub fn create<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     refuse_if!(kind != 0, EOPNOTSUPP, "SRQ type {kind}");
     check_event_fd(call, EVENT_FD)?;
     use mlx5_create_srq as at;
-    let driver = command.input(UHW_IN).ok_or_else(|| refusal!(EINVAL, "no mlx5 part in SRQ.CREATE"))?;
-    let reserved = driver.u32(at::reserved0) != 0 || driver.u32(at::reserved1) != 0;
-    refuse_if!(reserved, EINVAL, "reserved words of SRQ.CREATE are not zero");
+    let driver = command.input(UHW_IN).ok_or_else(|| command.missing(UHW_IN))?;
+    let reserved = (driver.u32(at::reserved0), driver.u32(at::reserved1));
+    refuse_if!(reserved != (0, 0), EINVAL, "reserved words {reserved:x?} of SRQ.CREATE are not 0");
     let request = CreateSrq {
         pd: command.expect_handle(PD)?,
         max_wr: command.number32(MAX_WR).unwrap_or(0),

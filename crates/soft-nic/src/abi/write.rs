@@ -74,9 +74,9 @@ fn find<D: Commands>(number: u32) -> Answer<(&'static str, usize, usize, Handler
 
 /// Name of a command, also of a wrapped one.
 pub fn name_of<D: Commands>(command: &Command<'_>) -> &'static str {
-    let own = command.method.name;
-    let wrapped = command.number32(WRITE_CMD).filter(|_| own == INVOKE_NAME);
-    wrapped.and_then(|number| find::<D>(number).ok()).map_or(own, |(name, ..)| name)
+    let method = command.method.name;
+    let wrapped = command.number32(WRITE_CMD).filter(|_| method == INVOKE_NAME);
+    wrapped.and_then(|number| find::<D>(number).ok()).map_or(method, |(name, ..)| name)
 }
 
 /// A command that there is not, by its name where a kernel has it.

@@ -384,12 +384,12 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     let at = machine.gregs[libc::REG_RIP as usize] as usize;
     let guarded = (&raw const softnic_guard_start) as usize..(&raw const softnic_guard_end) as usize;
     // SAFETY: the kernel passes a valid `siginfo_t`, which stays until this handler returns.
-    let told = unsafe { &*info };
-    let code = told.si_code;
+    let siginfo = unsafe { &*info };
+    let code = siginfo.si_code;
     // A positive code means that the processor raised it; `kill -SEGV` during a copy is not recovered.
     if guarded.contains(&at) && code > 0 {
         // SAFETY: for SIGSEGV and SIGBUS with a positive code `si_addr` is set.
-        let addr = unsafe { told.si_addr() };
+        let addr = unsafe { siginfo.si_addr() };
         machine.gregs[libc::REG_RDX as usize] = addr as i64;
         machine.gregs[libc::REG_RIP as usize] = (&raw const softnic_guard_landing) as i64;
         return;

@@ -18,20 +18,20 @@ use crate::os::{DevicePages, UarPage, fork_generation, system};
 const PAGE: u64 = system::PAGE as u64;
 
 /// Three pages of which the middle one is usable, as `access` says; the outer two fault.
-struct Island {
+struct GuardedPage {
     base: u64,
 }
 
-impl Island {
-    fn new(access: i32) -> Island {
+impl GuardedPage {
+    fn new(access: i32) -> GuardedPage {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let base =
             unsafe { libc::mmap(std::ptr::null_mut(), 3 * PAGE as usize, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
-        let island = Island { base: base as u64 };
-        island.protect(access);
-        island
+        let page = GuardedPage { base: base as u64 };
+        page.protect(access);
+        page
     }
 
     fn protect(&self, access: i32) {
@@ -48,7 +48,7 @@ impl Island {
     }
 }
 
-impl Drop for Island {
+impl Drop for GuardedPage {
     fn drop(&mut self) {
         // SAFETY: our own mapping.
         unsafe { libc::munmap(self.base as *mut _, 3 * PAGE as usize) };
@@ -61,8 +61,8 @@ const BOTH: i32 = libc::PROT_READ | libc::PROT_WRITE;
 #[test]
 fn every_access_to_unmapped_memory_is_a_fault_with_its_address() {
     let host = Host::new().unwrap();
-    let island = Island::new(BOTH);
-    let gap = island.end();
+    let page = GuardedPage::new(BOTH);
+    let gap = page.end();
     let buffer = [0u8; 64];
     for (name, result, addr) in [
         ("load", host.load32(gap).map(|_| ()), gap),
@@ -77,20 +77,20 @@ fn every_access_to_unmapped_memory_is_a_fault_with_its_address() {
         ("fetch and add", host.fetch_add64(gap, 1).map(|_| ()), gap),
         ("null", host.load32(0).map(|_| ()), 0),
         ("beyond the address space", host.load32(0x8000_0000_0000_0000).map(|_| ()), 0x8000_0000_0000_0000),
-        ("misaligned load", host.load32(island.start() + 2).map(|_| ()), island.start() + 2),
-        ("misaligned atomic", host.fetch_add64(island.start() + 4, 1).map(|_| ()), island.start() + 4),
+        ("misaligned load", host.load32(page.start() + 2).map(|_| ()), page.start() + 2),
+        ("misaligned atomic", host.fetch_add64(page.start() + 4, 1).map(|_| ()), page.start() + 4),
     ] {
         assert_eq!(result, Err(Fault { addr }), "{name}");
     }
-    island.protect(READ);
+    page.protect(READ);
     for (name, result) in [
-        ("store", host.store32(island.start(), 1)),
-        ("write", host.write(island.start(), &buffer, false)),
-        ("atomic", host.fetch_add64(island.start(), 1).map(|_| ())),
+        ("store", host.store32(page.start(), 1)),
+        ("write", host.write(page.start(), &buffer, false)),
+        ("atomic", host.fetch_add64(page.start(), 1).map(|_| ())),
     ] {
-        assert_eq!(result, Err(Fault { addr: island.start() }), "{name} to a read-only page");
+        assert_eq!(result, Err(Fault { addr: page.start() }), "{name} to a read-only page");
     }
-    assert_eq!(host.load32(island.start()), Ok(0), "what may be read still is");
+    assert_eq!(host.load32(page.start()), Ok(0), "what may be read still is");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn a_file_that_shrank_under_its_mapping_is_a_fault() {
 fn copies_of_every_alignment_and_length_touch_their_bytes_and_no_others() {
     let host = Host::new().unwrap();
     let source: Vec<u8> = (0..300u32).map(|i| (i * 31 % 251) as u8 + 1).collect();
-    let island = Island::new(BOTH);
+    let page = GuardedPage::new(BOTH);
     for from in [0, 1, 3, 7, 8] {
         for to in 0..24 {
             for len in (0..90).chain([127, 128, 129, 200]) {
@@ -139,8 +139,8 @@ fn copies_of_every_alignment_and_length_touch_their_bytes_and_no_others() {
                 }
                 let mut out = vec![0; len];
                 // Up to the last byte before a page that faults, so one byte too many would be seen.
-                host.write(island.end() - len as u64, &source[..len], false).unwrap();
-                host.read(island.end() - len as u64, &mut out).unwrap();
+                host.write(page.end() - len as u64, &source[..len], false).unwrap();
+                host.read(page.end() - len as u64, &mut out).unwrap();
                 assert_eq!(out, source[..len], "length {len} at the end of a page");
             }
         }
@@ -150,17 +150,17 @@ fn copies_of_every_alignment_and_length_touch_their_bytes_and_no_others() {
 #[test]
 fn an_increasing_copy_of_any_length_stores_aligned_pieces() {
     let host = Host::new().unwrap();
-    let island = Island::new(BOTH);
+    let page = GuardedPage::new(BOTH);
     let text: Vec<u8> = (0..PAGE).map(|i| (i % 251) as u8 + 1).collect();
-    host.write(island.start(), &text, false).unwrap();
+    host.write(page.start(), &text, false).unwrap();
     // The source ends amid 16 bytes: a copy of whole pieces stops before, a string copy at the last byte.
     for (missing, len) in [(13, 512), (501, 1024), (1001, 4000)] {
-        let from = island.end() - (len - missing);
+        let from = page.end() - (len - missing);
         for (order, ordered) in [(Order::Increasing, true), (Order::Relaxed, false)] {
             let target = vec![0u128; 256];
             let to = target.as_ptr() as u64;
             let copied = host.copy(&[Segment { addr: to, len }], &[Segment { addr: from, len }], len, order);
-            assert_eq!(copied, Err(Fault { addr: island.end() }), "{order:?} {len}");
+            assert_eq!(copied, Err(Fault { addr: page.end() }), "{order:?} {len}");
             let stored = target.iter().flat_map(|piece| piece.to_ne_bytes()).take_while(|byte| *byte != 0);
             let stored = stored.count() as u64;
             assert_eq!(stored == len - missing, !ordered, "{order:?}: {stored} of {len}");
@@ -261,25 +261,25 @@ fn atomics_return_what_was_there() {
 #[test]
 fn a_probe_tells_what_a_device_could_pin_and_changes_no_byte() {
     let host = Host::new().unwrap();
-    let island = Island::new(BOTH);
+    let page = GuardedPage::new(BOTH);
     let text: Vec<u8> = (0..PAGE).map(|i| i as u8).collect();
-    host.write(island.start(), &text, false).unwrap();
-    let whole = (island.start(), PAGE);
+    host.write(page.start(), &text, false).unwrap();
+    let whole = (page.start(), PAGE);
     for (name, (addr, len), write, good) in [
         ("whole page", whole, true, true),
-        ("one byte", (island.start() + 5, 1), true, true),
-        ("nothing", (island.start(), 0), true, true),
-        ("into the gap", (island.start(), PAGE + 1), false, false),
-        ("before it", (island.start() - 1, 2), false, false),
+        ("one byte", (page.start() + 5, 1), true, true),
+        ("nothing", (page.start(), 0), true, true),
+        ("into the gap", (page.start(), PAGE + 1), false, false),
+        ("before it", (page.start() - 1, 2), false, false),
         ("round the end of the addresses", (u64::MAX - 5, 10), false, false),
     ] {
         assert_eq!(host.probe(addr, len, write).is_ok(), good, "{name}");
     }
-    island.protect(READ);
+    page.protect(READ);
     assert!(host.probe(whole.0, whole.1, false).is_ok(), "a read-only page can be read");
     assert!(host.probe(whole.0, whole.1, true).is_err(), "and not written");
     let mut now = vec![0; PAGE as usize];
-    host.read(island.start(), &mut now).unwrap();
+    host.read(page.start(), &mut now).unwrap();
     assert_eq!(now, text);
 }
 
@@ -336,7 +336,7 @@ fn a_fork_child_knows_that_it_is_one() {
 }
 
 /// What the child processes below do; each ends by a signal, or by the exit status of a handler.
-const SCENE: &str = "SOFTNIC_TEST_FAULT_SCENE";
+const FAULT_CASE: &str = "SOFTNIC_TEST_FAULT_CASE";
 static SEEN: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn program_handler(signal: i32) {
@@ -374,9 +374,9 @@ fn crash() {
 
 #[test]
 fn entry_of_faulting_children() {
-    let Ok(scene) = std::env::var(SCENE) else { return };
+    let Ok(case) = std::env::var(FAULT_CASE) else { return };
     let segv = libc::SIGSEGV;
-    match scene.as_str() {
+    match case.as_str() {
         "default" => handle(segv, libc::SIG_DFL, 0),
         "ignored" => handle(segv, libc::SIG_IGN, 0),
         "handler" => handle(segv, program_handler as *const () as usize, 0),
@@ -386,11 +386,11 @@ fn entry_of_faulting_children() {
         "sent, default" => handle(segv, libc::SIG_DFL, 0),
         "sent, ignored" => handle(segv, libc::SIG_IGN, 0),
         "sent, handler" | "sent amid a copy" => handle(segv, counting_handler as *const () as usize, 0),
-        other => panic!("no scene {other}"),
+        other => panic!("no case {other}"),
     }
     let host = Host::new().unwrap();
     assert!(host.load32(8).is_err(), "guarded accesses are recovered, whatever was installed before");
-    if scene == "sent amid a copy" {
+    if case == "sent amid a copy" {
         let (from, to) = (vec![1u8; 32 << 20], vec![0u8; 32 << 20]);
         // SAFETY: no arguments, cannot fail.
         let (me, thread) = (std::process::id(), unsafe { libc::gettid() });
@@ -411,7 +411,7 @@ fn entry_of_faulting_children() {
         // SAFETY: ends the process at once.
         unsafe { libc::_exit(50 + SEEN.load(Ordering::Relaxed) as i32) };
     }
-    if scene.starts_with("sent") {
+    if case.starts_with("sent") {
         // SAFETY: a signal to our own thread.
         unsafe { libc::raise(segv) };
         assert!(host.load32(8).is_err(), "and afterwards too");
@@ -424,7 +424,7 @@ fn entry_of_faulting_children() {
 #[test]
 fn faults_and_signals_that_are_not_ours_reach_who_had_them_before() {
     let killed = (Some(libc::SIGSEGV), None);
-    for (scene, end) in [
+    for (case, end) in [
         ("default", killed),
         ("ignored", killed),
         ("handler", (None, Some(100 + libc::SIGSEGV))),
@@ -436,7 +436,7 @@ fn faults_and_signals_that_are_not_ours_reach_who_had_them_before() {
     ] {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "dma::tests::entry_of_faulting_children", "--nocapture"]);
-        command.env(SCENE, scene).stdout(Stdio::null()).stderr(Stdio::null());
+        command.env(FAULT_CASE, case).stdout(Stdio::null()).stderr(Stdio::null());
         let without_core_file = || {
             let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
             // SAFETY: `limit` lives through the call.
@@ -446,6 +446,6 @@ fn faults_and_signals_that_are_not_ours_reach_who_had_them_before() {
         // SAFETY: `setrlimit` is async-signal-safe, and all that runs there.
         unsafe { command.pre_exec(without_core_file) };
         let status = command.status().unwrap();
-        assert_eq!((status.signal(), status.code()), end, "{scene}");
+        assert_eq!((status.signal(), status.code()), end, "{case}");
     }
 }

@@ -91,7 +91,7 @@ impl Link {
         }
         self.ring_bells();
         self.watch();
-        let own = self.slot();
+        let own_slot = self.slot();
         for slot in &self.open {
             if let Some(outgoing) = &mut self.outgoing[usize::from(*slot)]
                 && outgoing.producer.pending()
@@ -107,7 +107,7 @@ impl Link {
         // without a fence and may miss it once; a NIC with something to send sleeps for 50 µs at most, and
         // asks again.
         let progressed = self.waiting.iter().any(|slot| {
-            *slot == own
+            *slot == own_slot
                 || self.outgoing[usize::from(*slot)]
                     .as_mut()
                     .is_none_or(|outgoing| !outgoing.producer.pending())

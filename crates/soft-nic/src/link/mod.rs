@@ -114,7 +114,7 @@ struct Incoming {
     /// It sent a record that cannot be.
     closed: bool,
     /// Requests waited in the last round, and none was taken.
-    neglected: bool,
+    requests_waited: bool,
 }
 
 /// A channel to a peer, or to ourselves.
@@ -164,7 +164,7 @@ pub struct Link {
     mad_psn: u32,
     wire: Option<Wire>,
     /// Addresses whose port no process of the fabric owned at the last look; true: that was reported.
-    strange_ports: BTreeMap<IpAddr, bool>,
+    unowned_ports: BTreeMap<IpAddr, bool>,
     ports_due_ns: u64,
     /// One-way delay of what leaves, ns.
     delay_ns: u64,
@@ -220,7 +220,7 @@ impl Link {
             examined: 0,
             waiting: Vec::new(),
             wire,
-            strange_ports: BTreeMap::new(),
+            unowned_ports: BTreeMap::new(),
             ports_due_ns: 0,
             delay_ns: 0,
             delays: false,

@@ -177,7 +177,7 @@ impl Link {
         consumer.set_state(ChannelState::Attached);
         // What an earlier owner published has had all the time in between to be taken.
         self.incoming.retain(|i| i.consumer.ends.from != ends.from);
-        self.incoming.push(Incoming { consumer, ended: false, closed: false, neglected: false });
+        self.incoming.push(Incoming { consumer, ended: false, closed: false, requests_waited: false });
         Ok(())
     }
 

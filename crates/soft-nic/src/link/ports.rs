@@ -20,12 +20,12 @@ impl Link {
         let Some(wire) = self.wire.as_ref().filter(|_| now_ns >= self.ports_due_ns) else { return };
         self.ports_due_ns = now_ns.saturating_add(LOOK_NS);
         let foreign = wire.foreign_ports();
-        let strange: Vec<IpAddr> = foreign.filter(|address| !self.fabric.has_port_owner(*address)).collect();
-        let before = std::mem::take(&mut self.strange_ports);
-        for address in strange {
+        let unowned: Vec<IpAddr> = foreign.filter(|address| !self.fabric.has_port_owner(*address)).collect();
+        let before = std::mem::take(&mut self.unowned_ports);
+        for address in unowned {
             // Seen once, its owner may be about to end, or to say so.
-            let reported = before.get(&address).is_some_and(|told| *told || self.report_owner(address));
-            self.strange_ports.insert(address, reported);
+            let reported = before.get(&address).is_some_and(|done| *done || self.report_owner(address));
+            self.unowned_ports.insert(address, reported);
         }
     }
 
@@ -88,24 +88,24 @@ mod tests {
         let socket = UdpSocket::bind((address, ROCE_PORT)).unwrap();
         let mut link =
             Link::join(LinkConfig { fabric, addresses: vec![address], ..LinkConfig::default() }).unwrap();
-        let told = |link: &mut Link| std::iter::from_fn(|| link.events.pop_front()).collect::<Vec<_>>();
+        let events = |link: &mut Link| std::iter::from_fn(|| link.events.pop_front()).collect::<Vec<_>>();
         link.check_foreign_ports(LOOK_NS);
         link.check_foreign_ports(2 * LOOK_NS - 1);
-        assert_eq!(told(&mut link), [], "it may have been about to end");
+        assert_eq!(events(&mut link), [], "it may have been about to end");
         let other = LinkEvent::Unsent { address, errno: 1 };
         while link.happened(other) {}
         link.check_foreign_ports(2 * LOOK_NS);
-        assert!(told(&mut link).iter().all(|event| *event == other));
+        assert!(events(&mut link).iter().all(|event| *event == other));
         let reported = [LinkEvent::PortTaken { address, user: system::user() }];
         for look in 3..10 {
             link.check_foreign_ports(look * LOOK_NS);
-            assert_eq!(told(&mut link), if look == 3 { &reported[..] } else { &[] });
+            assert_eq!(events(&mut link), if look == 3 { &reported[..] } else { &[] });
         }
         // The next one is another one.
         drop(socket);
         link.wire.as_mut().unwrap().take_over_ports();
         link.check_foreign_ports(10 * LOOK_NS);
-        assert!(link.strange_ports.is_empty());
+        assert!(link.unowned_ports.is_empty());
     }
 
     #[test]

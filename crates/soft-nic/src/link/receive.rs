@@ -139,19 +139,19 @@ impl Link {
         left: &mut usize,
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
     ) -> Result<(), RecordError> {
-        let Incoming { consumer, neglected, .. } = &mut self.incoming[index];
+        let Incoming { consumer, requests_waited, .. } = &mut self.incoming[index];
         consumer.look()?;
         let before = consumer.taken(Lane::Request);
         // An endless stream of answers to READs would keep requests waiting for ever.
-        let requests_first = *neglected && consumer.requests_are_next();
+        let requests_first = *requests_waited && consumer.requests_are_next();
         for requests in [requests_first, !requests_first] {
             // Behind replies requests are taken when there are no more of them, or not at all: the round's
             // budget is for both.
             let lane = if requests { Lane::Request } else { Lane::Reply };
             self.poll_lane(index, lane, left, handler)?;
         }
-        let Incoming { consumer, neglected, .. } = &mut self.incoming[index];
-        *neglected = consumer.taken(Lane::Request) == before && consumer.pending_in(Lane::Request);
+        let Incoming { consumer, requests_waited, .. } = &mut self.incoming[index];
+        *requests_waited = consumer.taken(Lane::Request) == before && consumer.pending_in(Lane::Request);
         Ok(())
     }
 

@@ -185,14 +185,14 @@ mod tests {
 
     /// The receiver of a datagram closes the files that came with it, and waits as long as that takes.
     #[test]
-    fn a_stranger_s_datagram_and_its_files_end_in_the_stranger_s_own_call() {
-        let theirs = KeyedSocket::bound(&name("strange"), KEY_OF_TESTS).unwrap();
-        let stranger = KeyedSocket::unbound(0).unwrap();
+    fn a_foreign_datagram_and_its_files_end_in_the_sender_s_call() {
+        let theirs = KeyedSocket::bound(&name("foreign"), KEY_OF_TESTS).unwrap();
+        let foreign = KeyedSocket::unbound(0).unwrap();
         for (key, taken) in
             [(KEY_OF_TESTS, true), (KEY_OF_TESTS ^ 1, false), (KEY_OF_TESTS ^ 1 << 63, false), (0, false)]
         {
             let (mut reader, writer) = io::pipe().unwrap();
-            send_file(&stranger, &name("strange"), key, writer.into());
+            send_file(&foreign, &name("foreign"), key, writer.into());
             let mut entry = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one valid entry, no wait.
             unsafe { libc::poll(&mut entry, 1, 0) };
@@ -203,9 +203,9 @@ mod tests {
         }
         // Shorter than a key, too.
         for len in [0, 4, 7] {
-            let to = UnixAddr::new_abstract(name("strange").as_bytes()).unwrap();
+            let to = UnixAddr::new_abstract(name("foreign").as_bytes()).unwrap();
             let bytes = &KEY_OF_TESTS.to_be_bytes()[..len];
-            let sent = sendto(stranger.socket.as_raw_fd(), bytes, &to, MsgFlags::empty());
+            let sent = sendto(foreign.socket.as_raw_fd(), bytes, &to, MsgFlags::empty());
             assert_eq!(sent, Ok(len));
         }
         assert_eq!(theirs.collect(9, |_| unreachable!()).unwrap(), ReceiveCounts::default());

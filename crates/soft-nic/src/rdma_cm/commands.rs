@@ -33,7 +33,7 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
         6 => {
             let id = fields.u32(ucm_connect::id);
             let param = ConnParam::read(fields.0);
-            refuse_if!(!param.is_valid(), EINVAL, "CONNECT without parameters");
+            refuse_if!(!param.is_valid(), EINVAL, "CONNECT of id {id} without parameters");
             ids.connect(now, file, id, &param)
         }
         7 => ids.listen(file, fields.u32(ucm_listen::id), fields.u32(ucm_listen::backlog)),
@@ -50,14 +50,14 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
                 _ => Ok(()),
             }
         }
-        17 => Err(refusal!(ENOENT, "no group was joined")),
+        17 => Err(refusal!(ENOENT, "id {} has joined no group", fields.u32(ucm_destroy_id::id))),
         18 => migrate_id(call, ids, context),
         19 => query::query(call, ids, context),
         20 => bind(call, ids, context),
         21 => resolve_addr(call, ids, context),
         22 => {
             ids.id_with_device(file, fields.u32(ucm_join_mcast::id))?;
-            Err(refusal!(ENOSYS, "no multicast on these devices"))
+            Err(refusal!(ENOSYS, "id {}: no multicast on these devices", fields.u32(ucm_join_mcast::id)))
         }
         other => Err(refusal!(ENOSYS, "command {other}")),
     }
@@ -78,8 +78,8 @@ fn accept(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
 fn bind(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> {
     use ucm_bind as at;
     let fields = call.fields();
-    let address = call.sized(at::addr, fields.u16(at::addr_size))?;
-    refuse_if!(fields.u16(at::reserved) != 0, EINVAL, "BIND: the reserved word is not zero");
+    let (address, reserved) = (call.sized(at::addr, fields.u16(at::addr_size))?, fields.u16(at::reserved));
+    refuse_if!(reserved != 0, EINVAL, "BIND: reserved word {reserved:#x} is not 0");
     ids.bind(context.file, fields.u32(at::id), address)
 }
 
@@ -90,8 +90,8 @@ fn resolve_addr(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer
         0 => Address::None,
         size => call.sized(at::src, size)?,
     };
-    let destination = call.sized(at::dst, fields.u16(at::dst_size))?;
-    refuse_if!(fields.u32(at::reserved) != 0, EINVAL, "RESOLVE_ADDR: the reserved word is not zero");
+    let (destination, reserved) = (call.sized(at::dst, fields.u16(at::dst_size))?, fields.u32(at::reserved));
+    refuse_if!(reserved != 0, EINVAL, "RESOLVE_ADDR: reserved word {reserved:#x} is not 0");
     ids.resolve_addr(context.file, fields.u32(at::id), source, destination)
 }
 
@@ -126,8 +126,8 @@ fn resolve_route(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answe
     let fields = call.fields();
     let number = fields.u32(at::id);
     let (id, _) = ids.id_with_device(context.file, number)?;
-    let wrong = fields.u32(at::timeout_ms) == 0 || id.stage != Stage::AddrResolved;
-    refuse_if!(wrong, EINVAL, "RESOLVE_ROUTE of an id that is {:?}", id.stage);
+    refuse_if!(fields.u32(at::timeout_ms) == 0, EINVAL, "RESOLVE_ROUTE of id {number} needs a timeout");
+    refuse_if!(id.stage != Stage::AddrResolved, EINVAL, "RESOLVE_ROUTE of an id that is {:?}", id.stage);
     ids.id_mut(context.file, number)?.stage = Stage::RouteResolved;
     ids.tell(number, event::ROUTE_RESOLVED, 0);
     Ok(())
@@ -159,15 +159,19 @@ fn set_option(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<(
     let known = (len as usize).min(MAX_OPTION);
     context.memory.read(fields.u64(at::optval), &mut value[..known]).map_err(fault)?;
     let number32 = i32::from_ne_bytes([value[0], value[1], value[2], value[3]]);
-    let wrong = || Err(refusal!(EINVAL, "SET_OPTION: length or state"));
-    match (fields.u32(at::level), fields.u32(at::optname)) {
-        (0, 0) if len == 1 => id.traffic_class = value[0],
-        (0, 1) if len == 4 && (number32 != 0 || id.stage == Stage::Idle) => id.reuse = number32 != 0,
+    let (level, name) = (fields.u32(at::level), fields.u32(at::optname));
+    let size = *[1, 4, 4, 1].get(name as usize).filter(|_| level == 0).unwrap_or(&len);
+    refuse_if!(len != size, EINVAL, "SET_OPTION: option {name} of {len} bytes, {size} needed");
+    match (level, name) {
+        (0, 0) => id.traffic_class = value[0],
+        (0, 1) if number32 != 0 || id.stage == Stage::Idle => id.reuse = number32 != 0,
         // Wildcards are of all families here: there is nothing to keep apart.
-        (0, 2) if len == 4 && matches!(id.stage, Stage::Idle | Stage::Bound) => {}
-        (0, 3) if len == 1 && id.qp_type == qp_type::RC => id.ack_timeout = Some(value[0] & 31),
-        (0, 0..=3) | (1, 1) => return wrong(),
-        (level, name) => return Err(refusal!(ENOSYS, "option {name} of level {level}")),
+        (0, 2) if matches!(id.stage, Stage::Idle | Stage::Bound) => {}
+        (0, 3) if id.qp_type == qp_type::RC => id.ack_timeout = Some(value[0] & 31),
+        (0, 3) => return Err(refusal!(EINVAL, "SET_OPTION: ACK timeout of QP type {}", id.qp_type)),
+        (0, 1..=2) => return Err(refusal!(EINVAL, "SET_OPTION {name} of an id that is {:?}", id.stage)),
+        (1, 1) => return Err(refusal!(EINVAL, "SET_OPTION: path of {len} bytes for id {number}")),
+        _ => return Err(refusal!(ENOSYS, "option {name} of level {level}")),
     }
     Ok(())
 }
@@ -176,10 +180,10 @@ fn migrate_id(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<(
     use ucm_migrate_id as at;
     call.need_room(4)?;
     let fields = call.fields();
-    let number = fields.u32(at::id);
-    let from = (context.file_of)(fields.u32(at::fd) as i32)
+    let (number, fd) = (fields.u32(at::id), fields.u32(at::fd) as i32);
+    let from = (context.file_of)(fd)
         .filter(|from| ids.files.contains_key(from))
-        .ok_or_else(|| refusal!(EINVAL, "MIGRATE_ID from a descriptor that is no connection manager"))?;
+        .ok_or_else(|| refusal!(EINVAL, "MIGRATE_ID: descriptor {fd} is no connection manager"))?;
     let id = ids.id_mut(from, number)?;
     id.file = context.file;
     let reported = id.events_reported;

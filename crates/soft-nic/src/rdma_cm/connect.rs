@@ -16,7 +16,7 @@ use roce::wire::cm::{IpCm, Message, Path, Rep, Req, SidrRep, reason};
 use super::address::Address;
 use super::ids::{Id, Ids, Stage, gid_index, port_gid, qp_type, service_id, space};
 use super::mad_port::EndedProcess;
-use super::queue::event;
+use super::queue::{MAX_EVENTS, event};
 use crate::abi::attributes::refuse;
 use crate::abi::layout::{
     Reader, Writer, ucm_conn_param as conn, ucm_event_resp, ucm_ud_param as ud, uverbs_ah_attr as ah,
@@ -205,7 +205,7 @@ impl Ids {
 
     pub fn reject(&mut self, now: Now, file: u32, number: u32, why: u16, private: &[u8]) -> Answer<()> {
         let (id, _) = self.id_with_device(file, number)?;
-        let connection = id.connection.ok_or_else(|| refusal!(EINVAL, "REJECT of what was never asked"))?;
+        let connection = id.connection.ok_or_else(|| refusal!(EINVAL, "id {number} has no connection"))?;
         if id.qp_type == qp_type::UD {
             let rep =
                 SidrRep { request: 0, status: 2, info_bytes: 0, qpn: 0, service: 0, qkey: 0, info: [0; 72] };
@@ -217,9 +217,7 @@ impl Ids {
     /// DISCONNECT: asks, or answers. In any other state it is done already.
     pub fn disconnect(&mut self, now: Now, file: u32, number: u32) -> Answer<()> {
         let (id, _) = self.id_with_device(file, number)?;
-        let connection = id.connection;
-        let connection =
-            connection.ok_or_else(|| refusal!(EINVAL, "DISCONNECT of what was never connected"))?;
+        let connection = id.connection.ok_or_else(|| refusal!(EINVAL, "id {number} has no connection"))?;
         let _ = self.cm.disconnect(now, connection, &[]);
         Ok(())
     }
@@ -227,7 +225,7 @@ impl Ids {
     /// NOTIFY that data came before the other end's last word.
     pub fn establish(&mut self, file: u32, number: u32) -> Answer<()> {
         let connection = self.id(file, number)?.connection;
-        let connection = connection.ok_or_else(|| refusal!(EINVAL, "NOTIFY of what was never asked"))?;
+        let connection = connection.ok_or_else(|| refusal!(EINVAL, "id {number} has no connection"))?;
         self.cm.establish(connection).map_err(of_cm)
     }
 
@@ -256,8 +254,7 @@ impl Ids {
     }
 
     /// Turns an event of the connection manager into the program's.
-    fn take_event(&mut self, told: Event) {
-        let Event { id: connection, route, cause } = told;
+    fn take_event(&mut self, Event { id: connection, route, cause }: Event) {
         let (kind, status) = match &cause {
             Cause::Received(message, private) => match message {
                 Message::Req(req) => {
@@ -305,8 +302,8 @@ impl Ids {
             }
             _ => Writer::new(),
         };
-        let told = event(number, kind, status).bytes(ucm_event_resp::param, &param.finish());
-        self.queue(number, None, told);
+        let writer = event(number, kind, status).bytes(ucm_event_resp::param, &param.finish());
+        self.queue(number, None, writer);
     }
 
     /// A connection request: a new id, which the program learns of through the listener's.
@@ -320,66 +317,71 @@ impl Ids {
     ) {
         let from = Ipv6Addr::from(route.remote.0);
         // The connection manager forgets the request when no program takes it; a refusal says so.
-        let refuse = |ids: &mut Self, why: &str| {
-            ids.reasons.note_connection(format!(
-                "a request of {from} for port {} is refused: {why}",
-                service as u16
-            ));
+        let refuse = |ids: &mut Self, why: String| {
+            let port = service as u16;
+            ids.reasons.note_connection(format!("a request of {from} for port {port} is refused: {why}"));
             ids.cm.release_connection(Now(0), connection);
         };
-        let alien = (pkey ^ DEFAULT_PKEY) & 0x7fff != 0;
-        if req.is_some_and(|req| alien || req.primary.remote_gid != route.local) {
-            // `cm_init_av_by_path`: the port that is meant is named.
-            let why = "its P_Key is not 0xffff, or it means another GID; resolve the address anew";
-            self.reasons.note_connection(format!("a request of {from} is refused: {why}"));
+        let other_partition = (pkey ^ DEFAULT_PKEY) & 0x7fff != 0;
+        let asked = req.map_or(route.local, |req| req.primary.remote_gid);
+        if req.is_some() && (other_partition || asked != route.local) {
+            // The answer of `cm_init_av_by_path` to both; IBTA has no reason for a P_Key. It names the port.
             let _ = self.cm.reject(Now(0), connection, reason::INVALID_GID, &route.local.0, &[]);
-            return;
         }
-        if alien {
-            return refuse(self, "its P_Key is not 0xffff");
+        let [asked_gid, gid] = [asked, route.local].map(|gid| Ipv6Addr::from(gid.0));
+        if other_partition {
+            return refuse(self, format!("its P_Key is {pkey:#x}; take the default partition, 0xffff"));
+        }
+        if asked != route.local {
+            return refuse(self, format!("GID {asked_gid} is not of port {gid}; resolve the address anew"));
         }
         let Ok(header) = IpCm::parse(private) else {
-            return refuse(self, "its private data has no IP addresses; connect by rdma_cm");
+            let bytes = private.len();
+            return refuse(self, format!("{bytes} private bytes without IP addresses; connect by rdma_cm"));
         };
+        let to = Address::of_gid(header.destination, service as u16);
         let Some(device) = self
             .device_of(header.destination)
             .filter(|at| gid_index(&self.devices[*at], route.local).is_some())
         else {
-            return refuse(self, "its IP address is not of the port that it came to");
+            return refuse(self, format!("IP {to} is not of port {gid}; resolve the address anew"));
         };
         let listener = self.listener(service, header.destination);
         let listener = listener.and_then(|number| Some((number, self.ids.get(&number)?)));
         let Some((listening, &Id { file, space, qp_type, .. })) = listener else {
-            return refuse(self, "nobody listens there; rdma_listen first");
+            return refuse(self, format!("nobody listens at {to}; rdma_listen first"));
         };
         let datagram = req.is_none();
         if datagram != (qp_type == qp_type::UD) {
-            return refuse(self, "one end means datagrams, one a connection; compare rdma_port_space");
+            let kind = if datagram { "datagrams" } else { "a connection" };
+            return refuse(self, format!("it is for {kind}, the listener is not; compare rdma_port_space"));
         }
         if !self.files.get(&file).is_some_and(|queue| queue.has_room()) {
-            return refuse(self, "too many events wait; call rdma_get_cm_event");
+            return refuse(self, format!("{MAX_EVENTS} events wait; call rdma_get_cm_event"));
         }
         let number = self.create(file, 0, space, qp_type);
         if let Some(id) = self.ids.get_mut(&number) {
             id.stage = Stage::Connected;
-            id.source = Address::of_gid(header.destination, service as u16);
+            id.source = to;
             id.destination = Address::of_gid(header.source, header.source_port);
             id.device = Some(device);
             id.connection = Some(connection);
         }
         self.of_connection.insert(connection, number);
-        let own = &private[IpCm::BYTES..];
+        let of_program = &private[IpCm::BYTES..];
         let param = match req {
-            Some(req) => with_private(conn_param!(req).u8(conn::retry_count, req.retry), CONN_PRIVATE, own),
-            None => with_private(Writer::new(), UD_PRIVATE, own),
+            Some(req) => {
+                with_private(conn_param!(req).u8(conn::retry_count, req.retry), CONN_PRIVATE, of_program)
+            }
+            None => with_private(Writer::new(), UD_PRIVATE, of_program),
         };
-        let told = event(number, event::CONNECT_REQUEST, 0).bytes(ucm_event_resp::param, &param.finish());
-        if !self.queue(listening, Some(number), told) {
+        let writer = event(number, event::CONNECT_REQUEST, 0).bytes(ucm_event_resp::param, &param.finish());
+        if !self.queue(listening, Some(number), writer) {
             self.destroy(Now(0), number);
             return;
         }
         if !datagram {
-            // Programs take their time: a repeated request is told so.
+            // Programs take their time: a repeated request is answered by an MRA.
             let _ = self.cm.postpone(connection, MRA_TIMEOUT);
         }
     }
@@ -390,7 +392,7 @@ fn why_not(cause: &Cause) -> Option<String> {
     let why = match cause {
         Cause::Received(Message::Rej(rej), private) => match rej.reason {
             reason::INVALID_SERVICE_ID => {
-                "rejected: nobody listens there; rdma_listen first, and compare ports"
+                "rejected: no listener at this port; rdma_listen first, and compare ports"
             }
             reason::CONSUMER => {
                 let bytes = private.len();

@@ -151,8 +151,8 @@ impl Ids {
     /// A file was closed: its ids go.
     pub fn close(&mut self, now: Now, file: u32) {
         let unread = self.files.remove(&file).map(Queue::into_events).unwrap_or_default();
-        let own = self.ids.iter().filter(|(_, id)| id.file == file).map(|(number, _)| *number);
-        let gone: Vec<u32> = own.chain(unread.iter().filter_map(|queued| queued.brings)).collect();
+        let of_file = self.ids.iter().filter(|(_, id)| id.file == file).map(|(number, _)| *number);
+        let gone: Vec<u32> = of_file.chain(unread.iter().filter_map(|queued| queued.brings)).collect();
         for id in gone {
             self.destroy(now, id);
         }
@@ -239,7 +239,7 @@ impl Ids {
         (0..count)
             .map(|step| address.with_port(EPHEMERAL.start() + ((first + step) % count) as u16))
             .find(|address| !self.port_is_taken(number, space, *address, false))
-            .ok_or_else(|| refusal!(EADDRNOTAVAIL, "every port is in use"))
+            .ok_or_else(|| refusal!(EADDRNOTAVAIL, "every port in {EPHEMERAL:?} is in use"))
     }
 
     fn port_is_taken(&self, number: u32, space: u16, address: Address, reuse: bool) -> bool {
@@ -355,7 +355,7 @@ impl Ids {
         }
         let id = self.id(file, number)?;
         refuse_if!(id.stage != Stage::Bound, EINVAL, "LISTEN of an id that is {:?}", id.stage);
-        refuse_if!(matches!(id.source, Address::Ib(_)), EOPNOTSUPP, "LISTEN at an InfiniBand address");
+        refuse_if!(matches!(id.source, Address::Ib(_)), EOPNOTSUPP, "LISTEN of id {number} at AF_IB");
         let (service, address) = (service_id(id.space, id.source), self.gid_at(id.source));
         // `ucma.c`: none or too many is as many as there may be.
         let backlog = if (1..=1024).contains(&backlog) { backlog } else { 1024 };
@@ -388,9 +388,9 @@ impl Ids {
     }
 
     /// Puts an event into its id's file. Drops those of ids the program has no name for, as a kernel does.
-    pub fn queue(&mut self, owner: u32, brings: Option<u32>, told: EventWriter) -> bool {
+    pub fn queue(&mut self, owner: u32, brings: Option<u32>, event: EventWriter) -> bool {
         let Some(id) = self.ids.get(&owner).filter(|id| id.uid != 0) else { return false };
-        let bytes = told.u64(ucm_event_resp::uid, id.uid).finish();
+        let bytes = event.u64(ucm_event_resp::uid, id.uid).finish();
         self.files.get_mut(&id.file).is_some_and(|queue| queue.push(Queued { owner, brings, bytes }))
     }
 

@@ -108,7 +108,7 @@ pub fn init_qp_attr(call: &Call, ids: &Ids, context: &CallContext<'_>) -> Answer
     let fields = call.fields();
     let (number, response) = (fields.u32(ucm_init_qp_attr::id), fields.u64(ucm_init_qp_attr::response));
     let state = fields.u32(ucm_init_qp_attr::qp_state);
-    refuse_if!(state > 6, EINVAL, "QP state {state} does not exist");
+    refuse_if!(state > 6, EINVAL, "QP state {state} is not in 0..=6");
     let (id, device) = ids.id_with_device(context.file, number)?;
     let answer = match id.connection {
         Some(connection) if id.qp_type != qp_type::UD => connected(ids, (id, device), connection, state)?,
@@ -148,8 +148,7 @@ fn connected(
     use AttrMask as A;
     use uverbs_qp_attr as at;
     let known = ids.cm.state(connection).zip(ids.cm.attributes(connection));
-    let (stands, known) =
-        known.ok_or_else(|| refusal!(EINVAL, "INIT_QP_ATTR of a connection that is no more"))?;
+    let (stands, known) = known.ok_or_else(|| refusal!(EINVAL, "INIT_QP_ATTR: {connection:?} has ended"))?;
     let asking = stands.takes_rep();
     let goes_on = stands == State::Established || stands.may_reject() && !asking;
     let reliable = known.transport == 0;

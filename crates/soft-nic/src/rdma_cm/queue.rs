@@ -12,7 +12,7 @@ use crate::os::pipe::Pipe;
 pub type EventWriter = Writer<{ ucm_event_resp::SIZE }>;
 
 /// Events of one file at most; more than its pipe holds cannot be announced.
-const MAX_EVENTS: usize = 16 * 1024;
+pub const MAX_EVENTS: usize = 16 * 1024;
 
 /// `enum rdma_cm_event_type` of `rdma/rdma_cma.h`, which the kernel shares.
 pub mod event {

@@ -29,8 +29,8 @@ pub fn read_words(bytes: &[u8], words: &mut [u64]) {
 /// The header of a record as it came. What lies behind an answer's is its payload.
 #[inline]
 pub fn of_record(words: &[u64; REQUEST_WORDS], is_request: bool) -> [u64; REQUEST_WORDS] {
-    let own = if is_request { REQUEST_WORDS } else { REPLY_WORDS };
-    std::array::from_fn(|at| if at < own { words[at] } else { 0 })
+    let len = if is_request { REQUEST_WORDS } else { REPLY_WORDS };
+    std::array::from_fn(|at| if at < len { words[at] } else { 0 })
 }
 
 pub fn of_datagram(words: &[u64; REQUEST_WORDS], path: &PathAddress) -> [u64; DATAGRAM_VALUES] {

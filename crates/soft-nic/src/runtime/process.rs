@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mlx5_device::Answer;
 use roce::Now;
 
-use super::thread::{LINGERING, PATIENCE, Report, Shared, leaving};
+use super::thread::{DRAINING, PATIENCE, Report, Shared, leaving};
 use crate::Nic;
 use crate::abi::events::Events;
 use crate::abi::server::Server;
@@ -124,7 +124,7 @@ impl Process {
     }
 
     /// The program ends where it may take no lock and allocate no memory (say, a signal handler). The thread
-    /// reports; the caller waits for it, at most [`PATIENCE`], and [`LINGERING`] more while something delayed
+    /// reports; the caller waits for it, at most [`PATIENCE`], and [`DRAINING`] more while something delayed
     /// is in flight. What was interrupted stays so: if it holds what the thread needs, the report is lost.
     pub fn leave(&self) {
         let word = &self.shared.leaving;
@@ -141,7 +141,7 @@ impl Process {
             let stands = word.load(Ordering::Acquire);
             let patience = match stands {
                 leaving::ASKED => PATIENCE,
-                leaving::LINGERS => PATIENCE + LINGERING,
+                leaving::DRAINS => PATIENCE + DRAINING,
                 _ => return,
             };
             let left = (begun + patience.as_nanos() as u64).saturating_sub(system::monotonic_ns());

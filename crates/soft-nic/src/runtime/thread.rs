@@ -28,7 +28,7 @@ const PACKET_WAIT: Duration = Duration::from_millis(100);
 /// How long the end of a program waits for the thread, and then for the last replies.
 pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 /// How long it waits for what is under way with a delay: all of it, and a kernel that is slow to take it.
-pub(super) const LINGERING: Duration = Duration::from_nanos(mlx5_device::carrier::MAX_DELAY_NS + 100_000_000);
+pub(super) const DRAINING: Duration = Duration::from_nanos(mlx5_device::carrier::MAX_DELAY_NS + 100_000_000);
 
 /// What a process's NIC did, when the process ends.
 #[derive(Debug, Clone, Default)]
@@ -48,7 +48,7 @@ pub(super) mod leaving {
     /// The thread has ended; nothing to wait for.
     pub const DONE: u32 = 2;
     /// The thread waits for what is under way with a delay.
-    pub const LINGERS: u32 = 3;
+    pub const DRAINS: u32 = 3;
 }
 
 /// What the thread and the others share.
@@ -81,7 +81,7 @@ impl Shared {
     }
 
     /// Lets answers that are due go out, and reports.
-    pub fn report(&self, thread_ns: u64, deadline: Instant, lingers: impl FnOnce()) -> Report {
+    pub fn report(&self, thread_ns: u64, deadline: Instant, before_drain: impl FnOnce()) -> Report {
         let server = &*self.control.server;
         let mut report = Report { refused: server.events.1.refusals(), thread_ns, ..Report::default() };
         let mut held = lock_by(server, deadline);
@@ -101,7 +101,7 @@ impl Shared {
                 held = lock_by(server, deadline);
                 held.as_mut().map(|nic| nic.poll_last(Now(system::monotonic_ns())));
             }
-            linger(server, &mut held, lingers)
+            drain(server, &mut held, before_drain)
         }));
         let Some(mut nic) = held else { return report };
         nic.end_recording();
@@ -114,8 +114,8 @@ impl Shared {
         // A program's last packets are worth having: the capture gets a moment to take them, late ones too.
         let ending = nic.link().end_capture();
         drop(nic);
-        let has_lingered = matches!(flushed, Ok(true));
-        let deadline = if has_lingered { Instant::now() + PATIENCE / 2 } else { deadline };
+        let has_drained = matches!(flushed, Ok(true));
+        let deadline = if has_drained { Instant::now() + PATIENCE / 2 } else { deadline };
         while ending.as_ref().is_some_and(|ending| !ending.is_read()) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -154,11 +154,11 @@ impl Shared {
             let deadline = Instant::now() + PATIENCE / 2;
             // A panic here must not keep the program from ending.
             let _ = catch_unwind(AssertUnwindSafe(|| {
-                let lingers = || {
-                    self.leaving.store(leaving::LINGERS, Ordering::Release);
+                let before_drain = || {
+                    self.leaving.store(leaving::DRAINS, Ordering::Release);
                     system::futex_wake(&self.leaving);
                 };
-                publish(&self.report(system::thread_cpu_ns(), deadline, lingers));
+                publish(&self.report(system::thread_cpu_ns(), deadline, before_drain));
             }));
             self.leaving.store(leaving::DONE, Ordering::Release);
             system::futex_wake(&self.leaving);
@@ -223,13 +223,13 @@ fn lock_by(server: &Server<Nic>, deadline: Instant) -> Option<Locked<'_, Nic>> {
 }
 
 /// What was sent with a delay arrives though its program has ended, as on a wire: waits until it has left,
-/// and sleeps unlocked. `lingers` is told before. True: there was something to wait for.
-fn linger<'s>(server: &'s Server<Nic>, held: &mut Option<Locked<'s, Nic>>, lingers: impl FnOnce()) -> bool {
+/// and sleeps unlocked. `before` is called first. True: there was something to wait for.
+fn drain<'s>(server: &'s Server<Nic>, held: &mut Option<Locked<'s, Nic>>, before: impl FnOnce()) -> bool {
     if !held.as_mut().is_some_and(|nic| nic.link().has_delayed()) {
         return false;
     }
-    lingers();
-    let until = Instant::now() + LINGERING;
+    before();
+    let until = Instant::now() + DRAINING;
     while let Some(nic) = held
         && nic.link().has_delayed()
         && Instant::now() < until

@@ -44,14 +44,14 @@ fn reads_of_some_bytes_and_of_none_that_wait_together_get_an_answer_each() {
 }
 
 /// A peer that is no NIC of ours, and the requests that it was sent.
-struct Foreigner {
+struct RawPeer {
     link: Link,
     qpn: u32,
 }
 
-impl Foreigner {
+impl RawPeer {
     /// A process that joins the fabric, a NIC of ours there, and its QP whose peer the process is.
-    fn join(name: &str) -> (Foreigner, Driver<Host>, QpId) {
+    fn join(name: &str) -> (RawPeer, Driver<Host>, QpId) {
         let setup = Setup::new(name);
         let link = Link::join(LinkConfig { fabric: setup.fabric.clone(), ..LinkConfig::default() });
         let link = link.expect("a second slot");
@@ -59,7 +59,7 @@ impl Foreigner {
         let mut driver = Driver::new(setup);
         let qp = driver.create_qp(QpShape::default());
         driver.bring_up(qp, &driver.attributes(qpn));
-        (Foreigner { link, qpn }, driver, qp)
+        (RawPeer { link, qpn }, driver, qp)
     }
 
     /// The next request.
@@ -109,14 +109,14 @@ impl Foreigner {
 fn an_answer_of_another_length_fails_its_read_and_places_nothing() {
     for (i, length) in [65, 63, 4096, 0, 64].into_iter().enumerate() {
         let what = format!("{length} bytes");
-        let (mut foreigner, mut driver, a) = Foreigner::join(&format!("too-long-{i}"));
+        let (mut raw_peer, mut driver, a) = RawPeer::join(&format!("too-long-{i}"));
         let into = driver.region(8192, ALL);
         into.block.write(0, &[GUARD; 8192]);
         driver.post(a, &WorkRequest::read(&into, 0, 64, &into, 4096));
-        let request = foreigner.request(&mut driver);
+        let request = raw_peer.request(&mut driver);
         let Content::ReadRequest(reth) = request.content else { panic!("{request:?}") };
         assert_eq!(reth.dma_bytes, 64);
-        foreigner.answer(&mut driver, &request, &vec![NEW; length]);
+        raw_peer.answer(&mut driver, &request, &vec![NEW; length]);
         let cqe = driver.poll_send(a).unwrap_or_else(|| panic!("{what}: the READ goes on"));
         let placed = into.block.bytes(0, 8192);
         if length == 64 {
@@ -133,13 +133,13 @@ fn an_answer_of_another_length_fails_its_read_and_places_nothing() {
 
 #[test]
 fn what_another_queue_of_the_peer_s_process_says_is_dropped() {
-    let (mut foreigner, mut driver, a) = Foreigner::join("another-queue");
-    let qpn = foreigner.qpn;
+    let (mut raw_peer, mut driver, a) = RawPeer::join("another-queue");
+    let qpn = raw_peer.qpn;
     let into = driver.region(8192, ALL);
     driver.post(a, &WorkRequest::read(&into, 0, 64, &into, 4096));
-    let request = foreigner.request(&mut driver);
-    foreigner.qpn = qpn + 1;
-    foreigner.answer(&mut driver, &request, &[NEW; 64]);
+    let request = raw_peer.request(&mut driver);
+    raw_peer.qpn = qpn + 1;
+    raw_peer.answer(&mut driver, &request, &[NEW; 64]);
     assert!(driver.poll_send(a).is_none(), "the READ is complete");
     assert_eq!(driver.counters().dropped_replies, 1);
     let send = Packet {
@@ -148,12 +148,12 @@ fn what_another_queue_of_the_peer_s_process_says_is_dropped() {
         deth: Deth { qkey: 0, src_qpn: qpn + 1 },
         ..Packet::default()
     };
-    foreigner.link.send_record(&send, 4096, &PathAddress::default(), Payload::Nothing).expect("room");
-    foreigner.link.ring_bells();
+    raw_peer.link.send_record(&send, 4096, &PathAddress::default(), Payload::Nothing).expect("room");
+    raw_peer.link.ring_bells();
     driver.settle();
     assert_eq!(driver.counters().dropped_peer, 1);
-    foreigner.qpn = qpn;
-    foreigner.answer(&mut driver, &request, &[OLD; 64]);
+    raw_peer.qpn = qpn;
+    raw_peer.answer(&mut driver, &request, &[OLD; 64]);
     assert_eq!(driver.poll_send(a).and_then(|cqe| cqe.opcode()), Some(CqeOpcode::Requester));
     assert_eq!(into.block.bytes(0, 64), [OLD; 64]);
 }

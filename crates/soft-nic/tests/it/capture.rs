@@ -223,11 +223,11 @@ fn two_nics_capture_the_same_packets_and_tshark_reads_them() {
     };
     let to_the_right = directed(&left, true);
     assert!(to_the_right.len() >= 6 && !directed(&left, false).is_empty());
-    // The first packet's CRC was spoilt: what was its identification, nobody can tell from it.
+    // The first packet's CRC was corrupted: what was its identification, nobody can tell from it.
     assert_eq!(to_the_right[1..], directed(&right, false)[1..]);
     assert_eq!(directed(&right, true), directed(&left, false));
     let wrong = frames(&left).iter().filter(|(_, frame)| Frame::decode(&frame[ETHERNET..]).is_err()).count();
-    assert_eq!(wrong, 1, "the spoilt one, everything else is whole");
+    assert_eq!(wrong, 1, "the corrupted one, everything else is whole");
     // And both end when the NIC says so.
     assert!(two.left.nic.link().end_capture().is_some());
     let tshark = measure::need!(Tshark::find("nics"), tshark, "tshark");

@@ -13,7 +13,7 @@ use soft_nic::os::system::memfd;
 use soft_nic::testing::{Driver, Region, WorkRequest, block};
 
 use crate::operations::ALL;
-use crate::withdrawn::{Scene, syndromes};
+use crate::withdrawn::{TwoNics, syndromes};
 
 const SIZE: usize = 1 << 20;
 /// Where the region begins in its buffer: inside of a page.
@@ -49,49 +49,49 @@ fn contents(file: &File) -> Vec<u8> {
 
 #[test]
 fn a_peer_writes_to_and_reads_from_a_dma_buf_by_its_iova() {
-    let mut scene = Scene::new("dma-buf", ServiceType::Rc, |_| ());
-    let (a, b) = scene.pair;
-    let (file, _mapped, buffer) = region(&mut scene.far);
-    let near = scene.near.region(LEN as usize, ALL);
+    let mut nics = TwoNics::new("dma-buf", ServiceType::Rc, |_| ());
+    let (a, b) = nics.pair;
+    let (file, _mapped, buffer) = region(&mut nics.far);
+    let near = nics.near.region(LEN as usize, ALL);
     let bytes = pattern(1);
     near.block.write(0, &bytes);
-    scene.near.post(a, &WorkRequest::write(&near, 0, LEN, &buffer, 0));
-    scene.settle();
-    assert_eq!(syndromes(&mut scene.near, a), [None]);
+    nics.near.post(a, &WorkRequest::write(&near, 0, LEN, &buffer, 0));
+    nics.settle();
+    assert_eq!(syndromes(&mut nics.near, a), [None]);
     assert!(contents(&file) == bytes, "written by the peer");
     // The exporter's own changes are seen by the next READ.
     let bytes = pattern(2);
     file.write_all_at(&bytes, OFFSET).expect("the buffer");
-    scene.near.post(a, &WorkRequest::read(&near, 0, LEN, &buffer, 0));
-    scene.settle();
-    assert_eq!(syndromes(&mut scene.near, a), [None]);
+    nics.near.post(a, &WorkRequest::read(&near, 0, LEN, &buffer, 0));
+    nics.settle();
+    assert_eq!(syndromes(&mut nics.near, a), [None]);
     assert!(near.block.bytes(0, LEN as usize) == bytes, "read by the peer");
     // And as a source of its owner's WRITE.
     near.block.write(0, &vec![0; LEN as usize]);
-    scene.far.post(b, &WorkRequest::write(&buffer, 0, LEN, &near, 0));
-    scene.settle();
-    assert_eq!(syndromes(&mut scene.far, b), [None]);
+    nics.far.post(b, &WorkRequest::write(&buffer, 0, LEN, &near, 0));
+    nics.settle();
+    assert_eq!(syndromes(&mut nics.far, b), [None]);
     assert!(near.block.bytes(0, LEN as usize) == bytes, "written by the owner");
     // An atomic, at an aligned word.
     file.write_all_at(&7_u64.to_ne_bytes(), OFFSET + 8).expect("the buffer");
-    scene.near.post(a, &WorkRequest::fetch_add(&near, 0, (&buffer, 8), 5));
-    scene.settle();
-    assert_eq!(syndromes(&mut scene.near, a), [None]);
+    nics.near.post(a, &WorkRequest::fetch_add(&near, 0, (&buffer, 8), 5));
+    nics.settle();
+    assert_eq!(syndromes(&mut nics.near, a), [None]);
     assert_eq!(contents(&file)[8..16], 12_u64.to_ne_bytes());
 }
 
 #[test]
 fn what_lies_outside_of_the_region_is_not_reached_even_where_the_buffer_goes_on() {
     for (name, at, len) in [("behind", u64::from(LEN) - 4, 8), ("before", 0_u64.wrapping_sub(8), 8)] {
-        let mut scene = Scene::new(&format!("dma-buf-{name}"), ServiceType::Rc, |_| ());
-        let (a, _) = scene.pair;
-        let (file, _mapped, buffer) = region(&mut scene.far);
-        let near = scene.near.region(64, ALL);
+        let mut nics = TwoNics::new(&format!("dma-buf-{name}"), ServiceType::Rc, |_| ());
+        let (a, _) = nics.pair;
+        let (file, _mapped, buffer) = region(&mut nics.far);
+        let near = nics.near.region(64, ALL);
         near.fill(0, 64, 9);
         let outside = Region { address: IOVA.wrapping_add(at), ..buffer };
-        scene.near.post(a, &WorkRequest::write(&near, 0, len, &outside, 0));
-        scene.settle();
-        assert_eq!(syndromes(&mut scene.near, a), [Some(CqeSyndrome::RemoteAccess)], "{name}");
+        nics.near.post(a, &WorkRequest::write(&near, 0, len, &outside, 0));
+        nics.settle();
+        assert_eq!(syndromes(&mut nics.near, a), [Some(CqeSyndrome::RemoteAccess)], "{name}");
         let mut whole = vec![0; SIZE];
         file.read_exact_at(&mut whole, 0).expect("the buffer");
         assert!(whole.iter().all(|byte| *byte == 0), "{name}");
@@ -100,15 +100,15 @@ fn what_lies_outside_of_the_region_is_not_reached_even_where_the_buffer_goes_on(
 
 #[test]
 fn a_deregistered_dma_buf_is_reached_no_more() {
-    let mut scene = Scene::new("dma-buf-dereg", ServiceType::Rc, |_| ());
-    let (a, _) = scene.pair;
-    let (file, mapped, buffer) = region(&mut scene.far);
-    let near = scene.near.region(64, ALL);
+    let mut nics = TwoNics::new("dma-buf-dereg", ServiceType::Rc, |_| ());
+    let (a, _) = nics.pair;
+    let (file, mapped, buffer) = region(&mut nics.far);
+    let near = nics.near.region(64, ALL);
     near.fill(0, 64, 9);
-    scene.far.nic.dereg_mr(scene.far.context, buffer.handle).expect("the region");
+    nics.far.nic.dereg_mr(nics.far.context, buffer.handle).expect("the region");
     drop(mapped);
-    scene.near.post(a, &WorkRequest::write(&near, 0, 64, &buffer, 0));
-    scene.settle();
-    assert_eq!(syndromes(&mut scene.near, a), [Some(CqeSyndrome::RemoteAccess)]);
+    nics.near.post(a, &WorkRequest::write(&near, 0, 64, &buffer, 0));
+    nics.settle();
+    assert_eq!(syndromes(&mut nics.near, a), [Some(CqeSyndrome::RemoteAccess)]);
     assert!(contents(&file).iter().all(|byte| *byte == 0));
 }

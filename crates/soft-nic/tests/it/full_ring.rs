@@ -12,7 +12,7 @@ use soft_nic::link::{Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, Room};
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
 use crate::operations::ALL;
-use crate::withdrawn::{GUARD, LONG, OLD, Scene, filled, run};
+use crate::withdrawn::{GUARD, LONG, OLD, TwoNics, filled, run};
 
 /// Most bytes of a record that is never cut.
 const SHORT: u32 = MAX_INLINE as u32;
@@ -28,10 +28,10 @@ enum Filled {
 #[test]
 fn a_nic_with_a_full_ring_finds_nothing_to_do_sleeps_and_is_woken_by_room() {
     for filling in [Filled::LongWrite, Filled::ShortWrites, Filled::Answer] {
-        let mut scene = Scene::new("full", ServiceType::Rc, |_| ());
-        let (a, _) = scene.pair;
-        let near = filled(&mut scene.near, LONG as usize, OLD);
-        let far = filled(&mut scene.far, LONG as usize, GUARD);
+        let mut nics = TwoNics::new("full", ServiceType::Rc, |_| ());
+        let (a, _) = nics.pair;
+        let near = filled(&mut nics.near, LONG as usize, OLD);
+        let far = filled(&mut nics.far, LONG as usize, GUARD);
         let requests: Vec<_> = match filling {
             Filled::LongWrite => vec![WorkRequest::write(&near, 0, LONG, &far, 0)],
             Filled::Answer => vec![WorkRequest::read(&near, 0, LONG, &far, 0)],
@@ -41,15 +41,15 @@ fn a_nic_with_a_full_ring_finds_nothing_to_do_sleeps_and_is_woken_by_room() {
             }
         };
         for request in &requests {
-            scene.near.lay(a, request);
+            nics.near.lay(a, request);
         }
-        scene.near.ring_doorbell(a);
-        run(&mut scene.near);
+        nics.near.ring_doorbell(a);
+        run(&mut nics.near);
         let by_far = filling == Filled::Answer;
         if by_far {
-            run(&mut scene.far);
+            run(&mut nics.far);
         }
-        let Scene { near: left, far: right, .. } = &mut scene;
+        let TwoNics { near: left, far: right, .. } = &mut nics;
         let (sender, receiver) = if by_far { (right, left) } else { (left, right) };
         if filling == Filled::ShortWrites {
             let slot = receiver.nic.link().slot();
@@ -71,8 +71,8 @@ fn a_nic_with_a_full_ring_finds_nothing_to_do_sleeps_and_is_woken_by_room() {
             if done == requests.len() {
                 break;
             }
-            scene.settle();
-            while let Some(cqe) = scene.near.poll_send(a) {
+            nics.settle();
+            while let Some(cqe) = nics.near.poll_send(a) {
                 assert_eq!(cqe.opcode(), Some(CqeOpcode::Requester), "{filling:?}");
                 done += 1;
             }
@@ -195,13 +195,13 @@ fn a_long_message_goes_on_beside_other_queues_short_ones() {
 const RECORD: u32 = MAX_FRAGMENT as u32;
 
 /// A NIC whose bytes go to others: by WRITEs of its own, or by answers to READs of theirs.
-struct Star {
+struct FanOut {
     reads: bool,
-    hub: Driver<Host>,
+    source: Driver<Host>,
     others: Vec<Driver<Host>>,
-    /// For each connection its queue at the hub, the NIC at the other end, and the queue there.
+    /// For each connection its queue at the source, the NIC at the other end, and the queue there.
     connections: Vec<(QpId, usize, QpId)>,
-    /// Memory of the hub, and of each of the others.
+    /// Memory of the source, and of each of the others.
     near: Region,
     far: Vec<Region>,
     /// A NIC among the others that has stopped.
@@ -211,36 +211,37 @@ struct Star {
     done: Vec<usize>,
 }
 
-impl Star {
+impl FanOut {
     /// A connection to each of `ends`, by the number of the NIC.
-    fn new(name: &str, reads: bool, ends: &[usize]) -> Star {
+    fn new(name: &str, reads: bool, ends: &[usize]) -> FanOut {
         let name = format!("{name}-{reads}-{}", ends.iter().map(usize::to_string).collect::<String>());
         let join = || Driver::new(Setup::new(&name));
-        let mut hub = join();
+        let mut source = join();
         let mut others: Vec<_> = (0..=ends.iter().copied().max().unwrap_or(0)).map(|_| join()).collect();
         let connect = |end: &usize| {
             let other = &mut others[*end];
-            let (a, b) = (hub.create_qp(QpShape::default()), other.create_qp(QpShape::default()));
-            let (qpn_a, qpn_b) = (hub.qp(a).qpn, other.qp(b).qpn);
-            hub.bring_up(a, &hub.attributes(qpn_b));
+            let (a, b) = (source.create_qp(QpShape::default()), other.create_qp(QpShape::default()));
+            let (qpn_a, qpn_b) = (source.qp(a).qpn, other.qp(b).qpn);
+            source.bring_up(a, &source.attributes(qpn_b));
             other.bring_up(b, &other.attributes(qpn_a));
             (a, *end, b)
         };
         let connections: Vec<_> = ends.iter().map(connect).collect();
         let region = |driver: &mut Driver<Host>| driver.region(LONG as usize, ALL);
-        let (near, far) = (region(&mut hub), others.iter_mut().map(region).collect());
+        let (near, far) = (region(&mut source), others.iter_mut().map(region).collect());
         let (posted, done) = (vec![0; ends.len()], vec![0; ends.len()]);
-        let mut star = Star { reads, hub, others, connections, near, far, stopped: None, posted, done };
+        let mut fan_out =
+            FanOut { reads, source, others, connections, near, far, stopped: None, posted, done };
         // The channels are open then, and all queues among those that every round looks at.
         for messages in [1, 2] {
-            (0..ends.len()).for_each(|connection| star.post(connection, 8));
+            (0..ends.len()).for_each(|connection| fan_out.post(connection, 8));
             let mut rounds = 0..5000;
-            while star.done.iter().any(|done| *done < messages) {
+            while fan_out.done.iter().any(|done| *done < messages) {
                 rounds.next().expect("all messages arrive");
-                star.round();
+                fan_out.round();
             }
         }
-        star
+        fan_out
     }
 
     fn post(&mut self, connection: usize, len: u32) {
@@ -250,20 +251,20 @@ impl Star {
         if self.reads {
             self.others[end].post(b, &WorkRequest::read(far, 0, len, &self.near, 0));
         } else {
-            self.hub.post(a, &WorkRequest::write(&self.near, 0, len, far, 0));
+            self.source.post(a, &WorkRequest::write(&self.near, 0, len, far, 0));
         }
     }
 
-    /// A round of the others, then one of the hub.
+    /// A round of the others, then one of the source.
     fn round(&mut self) {
         for (number, other) in self.others.iter_mut().enumerate() {
             if self.stopped != Some(number) {
                 other.poll();
             }
         }
-        self.hub.poll();
+        self.source.poll();
         for (connection, (a, end, b)) in self.connections.iter().enumerate() {
-            let (driver, qp) = if self.reads { (&mut self.others[*end], *b) } else { (&mut self.hub, *a) };
+            let (driver, qp) = if self.reads { (&mut self.others[*end], *b) } else { (&mut self.source, *a) };
             while let Some(cqe) = driver.poll_send(qp) {
                 assert_eq!(cqe.opcode(), Some(CqeOpcode::Requester));
                 self.done[connection] += 1;
@@ -271,9 +272,9 @@ impl Star {
         }
     }
 
-    /// Records with payload that the hub has laid into rings.
+    /// Records with payload that the source has laid into rings.
     fn records(&mut self) -> u64 {
-        let counters = self.hub.nic.link().counters();
+        let counters = self.source.nic.link().counters();
         if self.reads { counters.replies_sent } else { counters.requests_sent }
     }
 }
@@ -281,15 +282,15 @@ impl Star {
 #[test]
 fn a_round_lays_no_more_into_all_rings_together_than_it_takes_out_of_them() {
     for reads in [false, true] {
-        let mut star = Star::new("sum", reads, &[0, 1, 2]);
-        (0..30).for_each(|i| star.post(i % 3, RECORD));
-        for other in &mut star.others {
+        let mut fan_out = FanOut::new("sum", reads, &[0, 1, 2]);
+        (0..30).for_each(|i| fan_out.post(i % 3, RECORD));
+        for other in &mut fan_out.others {
             other.poll();
         }
         for records in [16, 14] {
-            let before = star.records();
-            star.hub.poll();
-            assert_eq!(star.records() - before, records, "reads: {reads}");
+            let before = fan_out.records();
+            fan_out.source.poll();
+            assert_eq!(fan_out.records() - before, records, "reads: {reads}");
         }
     }
 }
@@ -308,31 +309,31 @@ fn a_queue_gets_its_turn_beside_others_that_could_fill_every_round() {
             (&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], LONG, 2, Some(1)),
         ] {
             let what = format!("reads: {reads}, {ends:?}");
-            let mut star = Star::new("turns", reads, ends);
+            let mut fan_out = FanOut::new("turns", reads, ends);
             let (first, last) = (usize::from(stopped.is_some()), ends.len() - 1);
             if stopped.is_some() {
-                star.post(0, LONG);
-                star.round();
-                star.stopped = stopped;
-                (0..50).for_each(|_| star.round());
+                fan_out.post(0, LONG);
+                fan_out.round();
+                fan_out.stopped = stopped;
+                (0..50).for_each(|_| fan_out.round());
             }
-            let stream = |star: &mut Star| {
+            let stream = |fan_out: &mut FanOut| {
                 for connection in first..last {
-                    while star.posted[connection] - star.done[connection] < depth {
-                        star.post(connection, len);
+                    while fan_out.posted[connection] - fan_out.done[connection] < depth {
+                        fan_out.post(connection, len);
                     }
                 }
-                star.round();
+                fan_out.round();
             };
-            (0..20).for_each(|_| stream(&mut star));
+            (0..20).for_each(|_| stream(&mut fan_out));
             for message in 3..13 {
-                star.post(last, RECORD);
-                let before = star.records();
+                fan_out.post(last, RECORD);
+                let before = fan_out.records();
                 let rounds = (1..=200).take_while(|_| {
-                    stream(&mut star);
-                    star.done[last] < message
+                    stream(&mut fan_out);
+                    fan_out.done[last] < message
                 });
-                let (rounds, others) = (rounds.count(), star.records() - before);
+                let (rounds, others) = (rounds.count(), fan_out.records() - before);
                 assert!(rounds < 8, "{what}: message {message} waited for {others} records of the others");
             }
         }

@@ -6,11 +6,11 @@
 //! succeed, and every byte is checked. All rings, records and regions lie between guard pages, and what the
 //! NIC reads or writes by itself is compared with the list of what it was given.
 
+pub mod checked_memory;
 mod commands;
 mod mutants;
 pub mod rng;
 mod traffic;
-pub mod walled;
 
 use std::collections::BTreeMap;
 

@@ -49,7 +49,7 @@ fn a_wrong_crc_is_of_the_queue_that_was_asked_for_or_of_none() {
     let doomed = WorkRequest::write(&gone, 0, 8, &two.to, 0);
     two.left.post(two.a, &doomed);
     two.rounds(20);
-    // Its memory goes away before its packet was made: there is none to be spoilt.
+    // Its memory goes away before its packet was made: there is none to be corrupted.
     two.left.nic.dereg_mr(two.left.context, gone.handle).expect("it is ours");
     two.left.nic.set(&pace(None)).expect("a possible pace");
     two.left.post(other, &good);

@@ -2,7 +2,7 @@
 
 use soft_nic::testing::{Driver, QpShape, Setup, WorkRequest};
 
-use crate::hostile::walled::{Walled, Walls};
+use crate::hostile::checked_memory::{AccessCheck, CheckedMemory};
 use crate::operations::{ALL, on_the_wire};
 
 const MESSAGES: u64 = 16;
@@ -10,7 +10,7 @@ const MESSAGES: u64 = 16;
 #[test]
 fn a_round_ends_behind_a_copy_that_took_long() {
     for (path, setup) in [("memory", Setup::new("lag")), ("wire", on_the_wire("lag-wire"))] {
-        let memory = Walled { host: setup.memory, walls: Walls::default(), lags: true };
+        let memory = CheckedMemory { host: setup.memory, accesses: AccessCheck::default(), lags: true };
         let mut driver = Driver::new(setup.with_memory(memory));
         let (a, _) = driver.pair(QpShape::default());
         let (from, to) = (driver.region(4096, ALL), driver.region(4096, ALL));

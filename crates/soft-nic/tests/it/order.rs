@@ -14,7 +14,7 @@ use roce::ServiceType;
 use soft_nic::testing::{Block, Driver, Opening, QpShape, Setup, WorkRequest, block};
 
 use crate::operations::ALL;
-use crate::withdrawn::{LONG, Scene, run};
+use crate::withdrawn::{LONG, TwoNics, run};
 
 /// `IBV_ACCESS_RELAXED_ORDERING`.
 const RELAXED: u32 = 1 << 20;
@@ -82,24 +82,24 @@ fn a_window_orders_bytes_as_its_region_does() {
 
 #[test]
 fn the_rest_of_a_write_is_ordered_as_its_region_says_by_then() {
-    let mut scene = Scene::new("order-rest", ServiceType::Rc, |_| ());
-    let (a, _) = scene.pair;
-    let (from, to) = (scene.near.region(LONG as usize, ALL), scene.far.region(LONG as usize, ALL | RELAXED));
-    scene.near.post(a, &WorkRequest::write(&from, 0, LONG, &to, 0));
-    run(&mut scene.near);
+    let mut nics = TwoNics::new("order-rest", ServiceType::Rc, |_| ());
+    let (a, _) = nics.pair;
+    let (from, to) = (nics.near.region(LONG as usize, ALL), nics.far.region(LONG as usize, ALL | RELAXED));
+    nics.near.post(a, &WorkRequest::write(&from, 0, LONG, &to, 0));
+    run(&mut nics.near);
     // As much as a ring holds has arrived.
-    run(&mut scene.far);
-    let relaxed = |scene: &mut Scene| scene.far.nic.link().counters().relaxed_bytes;
-    let before = relaxed(&mut scene);
+    run(&mut nics.far);
+    let relaxed = |nics: &mut TwoNics| nics.far.nic.link().counters().relaxed_bytes;
+    let before = relaxed(&mut nics);
     assert!((1..u64::from(LONG)).contains(&before), "{before} bytes have arrived");
-    let (start, pd) = (to.block.address(), scene.far.pd);
+    let (start, pd) = (to.block.address(), nics.far.pd);
     let (mr, flags, length) = (to.handle, rereg_change::ACCESS, LONG.into());
     let ordered = RegMr { start, length, iova: start, pd, access: ALL };
-    scene.far.nic.rereg_mr(scene.far.context, mr, flags, &ordered).expect("other rights");
-    scene.settle();
-    let done = scene.near.poll_send(a).expect("a completion");
+    nics.far.nic.rereg_mr(nics.far.context, mr, flags, &ordered).expect("other rights");
+    nics.settle();
+    let done = nics.near.poll_send(a).expect("a completion");
     assert!(!done.opcode().expect("a known opcode").is_error());
-    assert_eq!(relaxed(&mut scene), before, "bytes that came after it are ordered");
+    assert_eq!(relaxed(&mut nics), before, "bytes that came after it are ordered");
 }
 
 /// One series of WRITEs to slots in turn; none is overwritten before the reader has checked it.

@@ -11,7 +11,7 @@ use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 use crate::operations::ALL;
 use crate::two::{BOTH, By, MS, TIMEOUT_NS, Two, joined, sent};
 use crate::withdrawn::{
-    COMMANDS, Command, GUARD, NEW, OLD, Scene, filled, give_back, is_all, is_old, run, syndromes,
+    COMMANDS, Command, GUARD, NEW, OLD, TwoNics, filled, give_back, is_all, is_old, run, syndromes,
 };
 
 /// Several records, all in a ring at once.
@@ -48,24 +48,24 @@ fn a_page_that_is_missing_in_a_later_record_ends_the_message_and_nothing_follows
         ("UC WRITE, source", uc, write, true, &[here, flushed], &[]),
         ("UC SEND, source", uc, send, true, &[here, flushed], &[]),
     ] {
-        let mut scene = Scene::new("later", service, |_| ());
-        let (a, b) = scene.pair;
-        let [near, word] = [LEN, 64].map(|len| filled(&mut scene.near, len as usize, OLD));
-        let [far, behind] = [LEN, 64].map(|len| filled(&mut scene.far, len as usize, GUARD));
+        let mut nics = TwoNics::new("later", service, |_| ());
+        let (a, b) = nics.pair;
+        let [near, word] = [LEN, 64].map(|len| filled(&mut nics.near, len as usize, OLD));
+        let [far, behind] = [LEN, 64].map(|len| filled(&mut nics.far, len as usize, GUARD));
         let is_read = name.starts_with("READ");
         let first = if name.contains("SEND") { far.pointer(0, LEN) } else { behind.pointer(0, 64) };
-        scene.far.post_receive(b, &[first]);
-        scene.far.post_receive(b, &[behind.pointer(0, 64)]);
-        scene.near.lay(a, &make(&near, &far));
-        scene.near.post(a, &WorkRequest::send(&word, 0, 64));
+        nics.far.post_receive(b, &[first]);
+        nics.far.post_receive(b, &[behind.pointer(0, 64)]);
+        nics.near.lay(a, &make(&near, &far));
+        nics.near.post(a, &WorkRequest::send(&word, 0, 64));
         (if at_near { &near } else { &far }).block.protect((LEN - 1) as usize);
-        scene.settle();
-        assert_eq!(syndromes(&mut scene.near, a), near_ends, "{name}: the requester");
-        assert_eq!(received(&mut scene.far, b), far_ends, "{name}: the responder's receives");
+        nics.settle();
+        assert_eq!(syndromes(&mut nics.near, a), near_ends, "{name}: the requester");
+        assert_eq!(received(&mut nics.far, b), far_ends, "{name}: the responder's receives");
         let state = if at_near { QpState::Rts } else { QpState::Err };
-        assert_eq!(scene.far.state(b), state.number(), "{name}: the responder");
+        assert_eq!(nics.far.state(b), state.number(), "{name}: the responder");
         let state = if service == uc { QpState::Sqe } else { QpState::Err };
-        assert_eq!(scene.near.state(a), state.number(), "{name}: the requester");
+        assert_eq!(nics.near.state(a), state.number(), "{name}: the requester");
         // The first records have arrived; of the last page nothing, and nothing of what came behind.
         let (target, before, after) = if is_read { (&near, OLD, GUARD) } else { (&far, GUARD, OLD) };
         assert!(target.block.bytes(0, LEN as usize / 2).iter().all(|byte| *byte == after), "{name}");
@@ -75,7 +75,7 @@ fn a_page_that_is_missing_in_a_later_record_ends_the_message_and_nothing_follows
         }
         let came = if far_ends.contains(&None) { OLD } else { GUARD };
         assert!(is_all(&behind, came), "{name}: what came behind");
-        scene.check_other(name);
+        nics.check_other(name);
     }
 }
 
@@ -85,26 +85,26 @@ fn a_message_whose_queue_goes_away_between_two_records_shows_its_peer_nothing_ne
         for sends in [false, true] {
             for command in COMMANDS {
                 let name = format!("{service:?} {} {command:?}", if sends { "SEND" } else { "WRITE" });
-                let mut scene = Scene::new("between", service, |_| ());
-                let (a, b) = scene.pair;
-                let from = filled(&mut scene.near, LONGER as usize, OLD);
-                let to = filled(&mut scene.far, LONGER as usize, GUARD);
-                scene.far.post_receive(b, &[to.pointer(0, LONGER)]);
+                let mut nics = TwoNics::new("between", service, |_| ());
+                let (a, b) = nics.pair;
+                let from = filled(&mut nics.near, LONGER as usize, OLD);
+                let to = filled(&mut nics.far, LONGER as usize, GUARD);
+                nics.far.post_receive(b, &[to.pointer(0, LONGER)]);
                 let request = match sends {
                     true => WorkRequest::send(&from, 0, LONGER),
                     false => WorkRequest::write(&from, 0, LONGER, &to, 0),
                 };
-                let word = filled(&mut scene.near, 64, NEW);
+                let word = filled(&mut nics.near, 64, NEW);
                 let write = |at| WorkRequest::write(&word, 0, 64, &to, at);
-                scene.near.post(a, &write(u64::from(LONGER) - 64));
-                scene.settle();
-                assert_eq!(syndromes(&mut scene.near, a), [None], "{name}");
+                nics.near.post(a, &write(u64::from(LONGER) - 64));
+                nics.settle();
+                assert_eq!(syndromes(&mut nics.near, a), [None], "{name}");
                 to.block.write(LONGER as usize - 64, &[GUARD; 64]);
-                scene.near.post(a, &request);
+                nics.near.post(a, &request);
                 // As much as a ring holds is in flight.
-                run(&mut scene.near);
-                give_back(&mut scene.near, a, &from, command);
-                scene.settle();
+                run(&mut nics.near);
+                give_back(&mut nics.near, a, &from, command);
+                nics.settle();
                 assert!(is_old(&to), "{name}: the peer saw memory that was the program's again");
                 let seen = to.block.bytes(0, LONGER as usize);
                 assert!(seen.contains(&OLD) && seen.contains(&GUARD), "{name}: it was to be on its way");
@@ -114,23 +114,23 @@ fn a_message_whose_queue_goes_away_between_two_records_shows_its_peer_nothing_ne
                     _ => vec![],
                 };
                 if command != Command::Destroy && command != Command::Close {
-                    assert_eq!(syndromes(&mut scene.near, a), wanted, "{name}");
+                    assert_eq!(syndromes(&mut nics.near, a), wanted, "{name}");
                 }
-                assert_eq!(received(&mut scene.far, b), [], "{name}: half a message");
+                assert_eq!(received(&mut nics.far, b), [], "{name}: half a message");
                 if command == Command::Reset {
                     // Nothing of the old message is left at either end.
-                    scene.far.reset(b);
-                    scene.connect();
-                    scene.near.lay(a, &write(0)).post(a, &write(128));
-                    scene.settle();
-                    assert_eq!(syndromes(&mut scene.near, a), [None; 2], "{name}: the queue's next life");
-                    assert_eq!(scene.far.counters().naks_sent, 0, "{name}: the queue's next life");
+                    nics.far.reset(b);
+                    nics.connect();
+                    nics.near.lay(a, &write(0)).post(a, &write(128));
+                    nics.settle();
+                    assert_eq!(syndromes(&mut nics.near, a), [None; 2], "{name}: the queue's next life");
+                    assert_eq!(nics.far.counters().naks_sent, 0, "{name}: the queue's next life");
                     for (at, byte) in [(0, NEW), (64, OLD), (128, NEW), (192, OLD)] {
                         assert_eq!(to.block.bytes(at, 64), [byte; 64], "{name}: the queue's next life, {at}");
                     }
                 }
                 if command != Command::Close {
-                    scene.check_other(&name);
+                    nics.check_other(&name);
                 }
             }
         }

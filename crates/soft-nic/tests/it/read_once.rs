@@ -35,12 +35,12 @@ trait Reads: Send {
 }
 
 /// The process's memory with other reads.
-struct Odd<R> {
+struct ChangingMemory<R> {
     host: Host,
     reads: R,
 }
 
-impl<R: Reads> Memory for Odd<R> {
+impl<R: Reads> Memory for ChangingMemory<R> {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
         self.host.read(addr, out)?;
         self.reads.after_read(&self.host, addr, out.len() as u64)
@@ -69,9 +69,9 @@ impl<R: Reads> Memory for Odd<R> {
 }
 
 /// Watched ranges change on every read.
-struct Restless(Arc<Mutex<Watched>>);
+struct ChangingRanges(Arc<Mutex<Watched>>);
 
-impl Reads for Restless {
+impl Reads for ChangingRanges {
     fn after_read(&self, host: &Host, addr: u64, len: u64) -> Result<(), Fault> {
         let mut watched = self.0.lock().expect("one thread");
         if !watched.ranges.iter().any(|(start, bytes)| addr >= *start && addr < start + bytes) {
@@ -92,7 +92,7 @@ impl Reads for Restless {
 fn read_once_wqes_that_change_behind_the_read_are_executed_as_they_were() {
     let watched = Arc::new(Mutex::new(Watched::default()));
     let setup = Setup::new("read-once");
-    let memory = Odd { host: setup.memory, reads: Restless(watched.clone()) };
+    let memory = ChangingMemory { host: setup.memory, reads: ChangingRanges(watched.clone()) };
     let mut driver = Driver::new(setup.with_memory(memory));
     let (a, b) = driver.pair(QpShape { sq_blocks: 16, rq_entries: 8, ..QpShape::default() });
     for qp in [a, b] {
@@ -134,7 +134,7 @@ fn read_once_wqes_that_change_behind_the_read_are_executed_as_they_were() {
 fn read_once_also_when_a_message_is_sent_again() {
     let watched = Arc::new(Mutex::new(Watched::default()));
     let setup = Setup::new("read-once-again");
-    let memory = Odd { host: setup.memory, reads: Restless(watched.clone()) };
+    let memory = ChangingMemory { host: setup.memory, reads: ChangingRanges(watched.clone()) };
     let mut driver = Driver::new(setup.with_memory(memory));
     let (a, b) = driver.pair(QpShape::default());
     let ring = &driver.qp(a).ring;
@@ -158,7 +158,7 @@ fn read_once_also_when_a_message_is_sent_again() {
 fn read_once_also_of_inline_bytes_beside_memory_in_a_message_that_is_sent_again() {
     for (name, setup) in [("once-mixed", Setup::new("once-mixed")), ("once-wire", on_the_wire("once-wire"))] {
         let watched = Arc::new(Mutex::new(Watched::default()));
-        let memory = Odd { host: setup.memory, reads: Restless(watched.clone()) };
+        let memory = ChangingMemory { host: setup.memory, reads: ChangingRanges(watched.clone()) };
         let mut driver = Driver::new(setup.with_memory(memory));
         // A WQE takes three blocks: one in four lies across the end of the ring.
         let (a, b) = driver.pair(QpShape { sq_blocks: 8, ..QpShape::default() });
@@ -191,12 +191,12 @@ fn read_once_also_of_inline_bytes_beside_memory_in_a_message_that_is_sent_again(
 }
 
 /// The words of records say something else on every second look.
-struct Fickle {
+struct ChangingRecords {
     records: Arc<Mutex<Vec<u64>>>,
     looks: Mutex<u32>,
 }
 
-impl Reads for Fickle {
+impl Reads for ChangingRecords {
     fn loaded(&self, addr: u64, value: u32) -> u32 {
         if !self.records.lock().expect("one thread").contains(&addr) {
             return value;
@@ -218,9 +218,9 @@ impl Reads for Fickle {
 #[test]
 fn read_once_records_never_lead_past_what_was_posted() {
     let records = Arc::new(Mutex::new(Vec::new()));
-    let setup = Setup::new("fickle").with(|c| c.strict = false);
-    let reads = Fickle { records: records.clone(), looks: Mutex::new(1) };
-    let memory = Odd { host: setup.memory, reads };
+    let setup = Setup::new("changing").with(|c| c.strict = false);
+    let reads = ChangingRecords { records: records.clone(), looks: Mutex::new(1) };
+    let memory = ChangingMemory { host: setup.memory, reads };
     let mut driver = Driver::new(setup.with_memory(memory));
     let (a, b) = driver.pair(QpShape { sq_blocks: 16, rq_entries: 8, ..QpShape::default() });
     for qp in [a, b] {

@@ -34,15 +34,15 @@ pub const COMMANDS: [Command; 5] =
     [Command::Destroy, Command::Reset, Command::Err, Command::Dereg, Command::Close];
 
 /// Two NICs with a connected pair, and another pair that shows that the channel goes on.
-pub struct Scene {
+pub struct TwoNics {
     pub near: Driver<Host>,
     pub far: Driver<Host>,
     pub pair: (QpId, QpId),
     other: (QpId, QpId),
 }
 
-impl Scene {
-    pub fn new(name: &str, service: ServiceType, change: fn(&mut soft_nic::config::Config)) -> Scene {
+impl TwoNics {
+    pub fn new(name: &str, service: ServiceType, change: fn(&mut soft_nic::config::Config)) -> TwoNics {
         let setup = |fabric: Option<String>| {
             let setup = Setup::new(name).with(change);
             Setup { fabric: fabric.unwrap_or(setup.fabric), ..setup }
@@ -53,12 +53,12 @@ impl Scene {
         let shape = QpShape { service, sq_blocks: 256, ..QpShape::default() };
         let pair = (near.create_qp(shape), far.create_qp(shape));
         let other = (near.create_qp(QpShape::default()), far.create_qp(QpShape::default()));
-        let mut scene = Scene { near, far, pair: other, other };
-        scene.connect();
-        scene.pair = pair;
-        scene.connect();
-        scene.check_other("before");
-        scene
+        let mut nics = TwoNics { near, far, pair: other, other };
+        nics.connect();
+        nics.pair = pair;
+        nics.connect();
+        nics.check_other("before");
+        nics
     }
 
     /// Brings both queues of the pair up.
@@ -151,34 +151,34 @@ fn memory_that_a_requester_gave_back_after_it_was_sent_shows_its_peer_nothing_ne
         for opcode in [SendOpcode::Send, SendOpcode::RdmaWrite, SendOpcode::RdmaWriteImm] {
             for command in COMMANDS {
                 let name = format!("{service:?} {opcode:?} {command:?}");
-                let mut scene = Scene::new("given-back", service, |_| ());
-                let (a, b) = scene.pair;
-                let from = filled(&mut scene.near, LEN as usize, OLD);
-                let to = filled(&mut scene.far, LEN as usize, GUARD);
-                scene.far.post_receive(b, &[to.pointer(0, LEN)]);
+                let mut nics = TwoNics::new("given-back", service, |_| ());
+                let (a, b) = nics.pair;
+                let from = filled(&mut nics.near, LEN as usize, OLD);
+                let to = filled(&mut nics.far, LEN as usize, GUARD);
+                nics.far.post_receive(b, &[to.pointer(0, LEN)]);
                 let mut request = WorkRequest::new(opcode).pointer(&from, 0, LEN);
                 if opcode.has_remote_address() {
                     request = request.remote(&to, 0);
                 }
-                let before = scene.near.nic.link().counters().requests_sent;
-                scene.near.post(a, &request);
-                run(&mut scene.near);
-                assert_eq!(scene.near.nic.link().counters().requests_sent, before + 1, "{name}");
-                give_back(&mut scene.near, a, &from, command);
+                let before = nics.near.nic.link().counters().requests_sent;
+                nics.near.post(a, &request);
+                run(&mut nics.near);
+                assert_eq!(nics.near.nic.link().counters().requests_sent, before + 1, "{name}");
+                give_back(&mut nics.near, a, &from, command);
                 // The peer first: what was sent arrives, as from a wire.
-                scene.settle();
+                nics.settle();
                 if service == ServiceType::Rc {
                     let wanted = match command {
                         Command::Err => vec![Some(CqeSyndrome::WrFlush)],
                         Command::Dereg => vec![None],
                         _ => vec![],
                     };
-                    assert_eq!(syndromes(&mut scene.near, a), wanted, "{name}");
+                    assert_eq!(syndromes(&mut nics.near, a), wanted, "{name}");
                 }
                 assert!(is_old(&to), "{name}: the peer saw memory that was the program's again");
                 assert!(to.block.bytes(0, LEN as usize).iter().all(|byte| *byte == OLD), "{name}");
                 if command != Command::Close {
-                    scene.check_other(&name);
+                    nics.check_other(&name);
                 }
             }
         }
@@ -189,21 +189,21 @@ fn memory_that_a_requester_gave_back_after_it_was_sent_shows_its_peer_nothing_ne
 fn memory_that_a_responder_gave_back_after_it_answered_shows_the_requester_nothing_new() {
     for command in COMMANDS {
         let name = format!("READ, the responder: {command:?}");
-        let mut scene = Scene::new("answer-back", ServiceType::Rc, |_| ());
-        let (a, b) = scene.pair;
-        let into = filled(&mut scene.near, LEN as usize, GUARD);
-        let from = filled(&mut scene.far, LEN as usize, OLD);
-        scene.near.post(a, &WorkRequest::read(&into, 0, LEN, &from, 0));
-        run(&mut scene.near);
-        let before = scene.far.nic.link().counters().replies_sent;
-        run(&mut scene.far);
-        assert_eq!(scene.far.nic.link().counters().replies_sent, before + 1, "{name}: it is answered");
-        give_back(&mut scene.far, b, &from, command);
-        scene.settle();
+        let mut nics = TwoNics::new("answer-back", ServiceType::Rc, |_| ());
+        let (a, b) = nics.pair;
+        let into = filled(&mut nics.near, LEN as usize, GUARD);
+        let from = filled(&mut nics.far, LEN as usize, OLD);
+        nics.near.post(a, &WorkRequest::read(&into, 0, LEN, &from, 0));
+        run(&mut nics.near);
+        let before = nics.far.nic.link().counters().replies_sent;
+        run(&mut nics.far);
+        assert_eq!(nics.far.nic.link().counters().replies_sent, before + 1, "{name}: it is answered");
+        give_back(&mut nics.far, b, &from, command);
+        nics.settle();
         assert!(into.block.bytes(0, LEN as usize).iter().all(|byte| *byte == OLD), "{name}");
-        assert_eq!(syndromes(&mut scene.near, a), [None], "{name}");
+        assert_eq!(syndromes(&mut nics.near, a), [None], "{name}");
         if command != Command::Close {
-            scene.check_other(&name);
+            nics.check_other(&name);
         }
     }
 }
@@ -213,23 +213,23 @@ fn a_reads_answer_is_not_placed_in_memory_that_the_requester_gave_back() {
     for len in [64, LEN] {
         for command in COMMANDS {
             let name = format!("READ of {len}, the requester: {command:?}");
-            let mut scene = Scene::new("into-back", ServiceType::Rc, |_| ());
-            let (a, b) = scene.pair;
-            let into = filled(&mut scene.near, len as usize, GUARD);
-            let from = filled(&mut scene.far, len as usize, OLD);
-            scene.near.post(a, &WorkRequest::read(&into, 0, len, &from, 0));
-            run(&mut scene.near);
-            run(&mut scene.far);
-            give_back(&mut scene.near, a, &into, command);
-            scene.settle();
+            let mut nics = TwoNics::new("into-back", ServiceType::Rc, |_| ());
+            let (a, b) = nics.pair;
+            let into = filled(&mut nics.near, len as usize, GUARD);
+            let from = filled(&mut nics.far, len as usize, OLD);
+            nics.near.post(a, &WorkRequest::read(&into, 0, len, &from, 0));
+            run(&mut nics.near);
+            run(&mut nics.far);
+            give_back(&mut nics.near, a, &into, command);
+            nics.settle();
             assert!(
                 is_all(&into, NEW),
                 "{name}: the answer was written to memory that was the program's again"
             );
             if command == Command::Dereg {
-                assert_eq!(syndromes(&mut scene.near, a), [Some(CqeSyndrome::LocalProtection)], "{name}");
+                assert_eq!(syndromes(&mut nics.near, a), [Some(CqeSyndrome::LocalProtection)], "{name}");
             }
-            assert_eq!(scene.far.state(b), 3, "{name}: the responder has done nothing wrong");
+            assert_eq!(nics.far.state(b), 3, "{name}: the responder has done nothing wrong");
         }
     }
 }
@@ -237,39 +237,39 @@ fn a_reads_answer_is_not_placed_in_memory_that_the_requester_gave_back() {
 #[test]
 fn what_a_peer_has_copied_is_out_and_deregistration_is_no_error() {
     for len in [64, LEN] {
-        let mut scene = Scene::new("out", ServiceType::Rc, |_| ());
-        let (a, _) = scene.pair;
-        let from = filled(&mut scene.near, len as usize, OLD);
-        let to = filled(&mut scene.far, len as usize, GUARD);
-        scene.near.post(a, &WorkRequest::write(&from, 0, len, &to, 0));
-        run(&mut scene.near);
-        run(&mut scene.far);
-        give_back(&mut scene.near, a, &from, Command::Dereg);
-        scene.settle();
+        let mut nics = TwoNics::new("out", ServiceType::Rc, |_| ());
+        let (a, _) = nics.pair;
+        let from = filled(&mut nics.near, len as usize, OLD);
+        let to = filled(&mut nics.far, len as usize, GUARD);
+        nics.near.post(a, &WorkRequest::write(&from, 0, len, &to, 0));
+        run(&mut nics.near);
+        run(&mut nics.far);
+        give_back(&mut nics.near, a, &from, Command::Dereg);
+        nics.settle();
         assert!(to.block.bytes(0, len as usize).iter().all(|byte| *byte == OLD), "{len} bytes");
-        assert_eq!(syndromes(&mut scene.near, a), [None], "{len} bytes");
+        assert_eq!(syndromes(&mut nics.near, a), [None], "{len} bytes");
     }
 }
 
 #[test]
 fn a_message_sent_again_from_a_region_that_is_gone_is_a_local_protection_error() {
     for len in [64, LEN] {
-        let mut scene = Scene::new("again", ServiceType::Rc, |_| ());
-        let (a, b) = scene.pair;
-        let from = filled(&mut scene.near, len as usize, OLD);
-        let to = filled(&mut scene.far, len as usize, GUARD);
+        let mut nics = TwoNics::new("again", ServiceType::Rc, |_| ());
+        let (a, b) = nics.pair;
+        let from = filled(&mut nics.near, len as usize, OLD);
+        let to = filled(&mut nics.far, len as usize, GUARD);
         // The first copy meets a queue that does not receive yet.
-        scene.far.reset(b);
-        scene.near.post(a, &WorkRequest::write(&from, 0, len, &to, 0));
-        run(&mut scene.near);
-        scene.settle();
-        give_back(&mut scene.near, a, &from, Command::Dereg);
-        let attributes = scene.far.attributes(scene.near.qp(a).qpn);
-        scene.far.bring_up(b, &attributes);
-        later(&mut scene.near, 150);
-        scene.settle();
+        nics.far.reset(b);
+        nics.near.post(a, &WorkRequest::write(&from, 0, len, &to, 0));
+        run(&mut nics.near);
+        nics.settle();
+        give_back(&mut nics.near, a, &from, Command::Dereg);
+        let attributes = nics.far.attributes(nics.near.qp(a).qpn);
+        nics.far.bring_up(b, &attributes);
+        later(&mut nics.near, 150);
+        nics.settle();
         assert!(is_all(&to, GUARD), "{len} bytes: the program's memory went out");
-        assert_eq!(syndromes(&mut scene.near, a), [Some(CqeSyndrome::LocalProtection)], "{len} bytes");
+        assert_eq!(syndromes(&mut nics.near, a), [Some(CqeSyndrome::LocalProtection)], "{len} bytes");
     }
 }
 
@@ -287,43 +287,42 @@ fn a_region_that_goes_away_between_two_pieces_ends_the_message_there() {
         ("SEND, receive", send, false, CqeSyndrome::RemoteOperation),
         ("READ, source", read, false, CqeSyndrome::RemoteAccess),
     ] {
-        let mut scene = Scene::new("pieces", ServiceType::Rc, |_| ());
-        let (a, b) = scene.pair;
-        let (near, far) =
-            (filled(&mut scene.near, LONG as usize, 0), filled(&mut scene.far, LONG as usize, 0));
+        let mut nics = TwoNics::new("pieces", ServiceType::Rc, |_| ());
+        let (a, b) = nics.pair;
+        let (near, far) = (filled(&mut nics.near, LONG as usize, 0), filled(&mut nics.far, LONG as usize, 0));
         let (gone, other) = if at_near { (&near, &far) } else { (&far, &near) };
         gone.block.write(0, &vec![OLD; LONG as usize]);
         other.block.write(0, &vec![GUARD; LONG as usize]);
-        scene.far.post_receive(b, &[far.pointer(0, LONG)]);
-        scene.near.post(a, &make(&near, &far));
-        run(&mut scene.near);
+        nics.far.post_receive(b, &[far.pointer(0, LONG)]);
+        nics.near.post(a, &make(&near, &far));
+        run(&mut nics.near);
         // As much as a ring holds is under way, and the first of it has arrived.
-        run(&mut scene.far);
-        run(&mut scene.near);
-        scene.far.poll();
-        let driver = if at_near { &mut scene.near } else { &mut scene.far };
+        run(&mut nics.far);
+        run(&mut nics.near);
+        nics.far.poll();
+        let driver = if at_near { &mut nics.near } else { &mut nics.far };
         driver.nic.dereg_mr(driver.context, gone.handle).expect("the region");
         gone.block.write(0, &vec![NEW; LONG as usize]);
-        scene.settle();
+        nics.settle();
         assert!(is_all(gone, NEW), "{name}: written to");
         let seen = other.block.bytes(0, LONG as usize);
         assert!(seen.iter().all(|byte| *byte != NEW), "{name}: read");
         assert!(seen.contains(&GUARD), "{name}: the message was not to be through before");
-        assert_eq!(syndromes(&mut scene.near, a), [Some(wanted)], "{name}");
-        scene.check_other(name);
+        assert_eq!(syndromes(&mut nics.near, a), [Some(wanted)], "{name}");
+        nics.check_other(name);
     }
 }
 
 #[test]
 fn an_atomics_result_is_not_placed_in_a_region_that_is_gone() {
-    let mut scene = Scene::new("atomic", ServiceType::Rc, |_| ());
-    let (a, _) = scene.pair;
-    let into = filled(&mut scene.near, 64, GUARD);
-    let at = filled(&mut scene.far, 64, OLD);
-    scene.near.post(a, &WorkRequest::fetch_add(&into, 0, (&at, 0), 1));
-    run(&mut scene.near);
-    give_back(&mut scene.near, a, &into, Command::Dereg);
-    scene.settle();
+    let mut nics = TwoNics::new("atomic", ServiceType::Rc, |_| ());
+    let (a, _) = nics.pair;
+    let into = filled(&mut nics.near, 64, GUARD);
+    let at = filled(&mut nics.far, 64, OLD);
+    nics.near.post(a, &WorkRequest::fetch_add(&into, 0, (&at, 0), 1));
+    run(&mut nics.near);
+    give_back(&mut nics.near, a, &into, Command::Dereg);
+    nics.settle();
     assert!(is_all(&into, NEW));
-    assert_eq!(syndromes(&mut scene.near, a), [Some(CqeSyndrome::LocalProtection)]);
+    assert_eq!(syndromes(&mut nics.near, a), [Some(CqeSyndrome::LocalProtection)]);
 }

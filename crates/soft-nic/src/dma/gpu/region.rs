@@ -74,8 +74,8 @@ impl GpuRegion {
             let next = Allocation::at(chunk).filter(|next| next.allows_nic() && !next.is_managed());
             newest = newest.max(next.ok_or(GpuError::NotForNic { addr: chunk })?.id());
         }
-        let told = |error: gpu::Error| GpuError::Driver(error.to_string());
-        let gpu = allocation.gpu().map_err(told)?;
+        let driver = |error: gpu::Error| GpuError::Driver(error.to_string());
+        let gpu = allocation.gpu().map_err(driver)?;
         let host = CpuMemory::new().map_err(|_| GpuError::Exhausted)?;
         let threads = threads().map_err(|_| GpuError::Exhausted)?;
         let open = move |contexts: &mut GpuContexts, _: &JobState| {
@@ -84,7 +84,7 @@ impl GpuRegion {
         let opened = threads.contexts.post(open).wait(OPEN);
         let (context, shared) = opened
             .ok_or_else(|| GpuError::Driver("making the NIC's context took too long".into()))?
-            .map_err(told)?;
+            .map_err(driver)?;
         let is_mapped = !allocation.is_in_a_context();
         // Every piece must be writable: a kernel that may not write there costs the program its context.
         let pieces_allow = || {

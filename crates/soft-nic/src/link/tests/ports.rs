@@ -1,4 +1,4 @@
-//! Ports of the wire that change hands, or are a stranger's.
+//! Ports of the wire that change hands, or belong to another process.
 
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -39,8 +39,8 @@ fn a_taken_over_port_that_epoll_refuses_is_added_later() {
         assert!(begun.elapsed() < DEADLINE, "nobody else has the port");
         look(&mut second);
     }
-    let stranger = UdpSocket::bind((address, 0)).unwrap();
-    stranger.send_to(&[0; 64], (address, crate::link::udp::ROCE_PORT)).unwrap();
+    let foreign = UdpSocket::bind((address, 0)).unwrap();
+    foreign.send_to(&[0; 64], (address, crate::link::udp::ROCE_PORT)).unwrap();
     look(&mut second);
     epoll.arm();
     assert!(!epoll.wait(Duration::from_millis(20)).unwrap(), "it cannot be heard");

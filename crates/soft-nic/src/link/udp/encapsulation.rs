@@ -149,9 +149,9 @@ impl Wire {
                 v6 => v6,
             };
             let (covered, place) = bytes.split_at_mut(transport);
-            let spoilt = u32::from(icrc == Icrc::Wrong) << 15;
+            let wrong_bit = u32::from(icrc == Icrc::Wrong) << 15;
             let right = icrc::compute(&ip, &udp, covered).map_err(|_| Unsent::Unreachable)?;
-            place.copy_from_slice(&icrc::stored(right ^ spoilt));
+            place.copy_from_slice(&icrc::stored(right ^ wrong_bit));
             Ok(())
         };
         if !port.push(to, len, write)? {

@@ -220,9 +220,9 @@ fn every_datagram_that_is_dropped_within_the_fabric_is_counted() {
     assert_eq!(routers[0].local_counters(), counted);
     // Those that come and are none: too short, too long. A bell is neither.
     let (mut b, bell) = FabricMads::open(routers[1].clone(), vec![]).unwrap();
-    let (stranger, to) = (KeyedSocket::unbound(routers[1].fabric.key()).unwrap(), routers[1].name().unwrap());
+    let (foreign, to) = (KeyedSocket::unbound(routers[1].fabric.key()).unwrap(), routers[1].name().unwrap());
     for len in [1, ADDRESSED_BYTES - 1, ADDRESSED_BYTES + 1, 513] {
-        stranger.post(&to, &[], &vec![0; len]).unwrap();
+        foreign.post(&to, &[], &vec![0; len]).unwrap();
     }
     bell.ring();
     assert_eq!(b.receive(), []);

@@ -29,7 +29,7 @@ const BACKLOG: usize = 8;
 const SEND_ONLY: u8 = 0x64;
 
 /// A host that sends arbitrary packets to QP1.
-struct Flooder {
+struct RawSender {
     socket: UdpSocket,
     from: IpAddr,
     at: IpAddr,
@@ -39,7 +39,7 @@ struct Flooder {
     last: Option<Box<[u8; MAD_BYTES]>>,
 }
 
-impl Flooder {
+impl RawSender {
     fn below(&mut self, bound: u64) -> u64 {
         random::draw(&mut self.random) % bound
     }
@@ -122,8 +122,8 @@ impl Flooder {
     }
 }
 
-/// The process under attack.
-struct Victim {
+/// The process that receives them.
+struct Receiver {
     link: Link,
     mads: FabricMads,
     cm: Cm,
@@ -133,7 +133,7 @@ struct Victim {
     got: u64,
 }
 
-impl Victim {
+impl Receiver {
     /// Rounds of the NIC, and one of its connection manager.
     fn turn(&mut self, rounds: u32) {
         for _ in 0..rounds {
@@ -188,83 +188,87 @@ fn a_flood_at_qp1_is_bounded_and_counted_and_a_connection_is_made_afterwards() {
     mads.announce(SERVICE, None).unwrap();
     let mut cm = Cm::new(CmConfig { slot, seed: 9, max_connections: MAX_CONNECTIONS });
     cm.listen(SERVICE, None, BACKLOG).unwrap();
-    let mut victim = Victim { link, mads, cm, at, now: Now(1_000), got: 0 };
+    let mut receiver = Receiver { link, mads, cm, at, now: Now(1_000), got: 0 };
     // Answers to the flood go to its source address. This socket has the port there.
     let socket = UdpSocket::bind((from, 4791)).unwrap();
-    let mut flooder = Flooder { socket, from, at, random: 11, psn: 0, last: None };
+    let mut sender = RawSender { socket, from, at, random: 11, psn: 0, last: None };
     // Requests that its program has not answered.
     let mut waiting = Vec::new();
     for number in 0..FLOOD {
-        flooder.flood(slot);
+        sender.flood(slot);
         // Fewer than a socket holds, and more.
         if number % 64 < 16 && number % 4 == 3 || number % 64 == 63 {
-            victim.turn(if number % 64 == 63 { 8 } else { 1 });
-            assert!(victim.cm.connections() <= MAX_CONNECTIONS, "{} connections", victim.cm.connections());
+            receiver.turn(if number % 64 == 63 { 8 } else { 1 });
+            assert!(
+                receiver.cm.connections() <= MAX_CONNECTIONS,
+                "{} connections",
+                receiver.cm.connections()
+            );
         }
-        victim.take_requests(&mut waiting);
+        receiver.take_requests(&mut waiting);
         if number % 512 == 511 {
-            victim.turn_away(&mut waiting);
+            receiver.turn_away(&mut waiting);
         }
     }
     // The NIC asks a socket that gave nothing of late now and then only.
     let deadline = Instant::now() + Duration::from_secs(20);
-    let received = |victim: &Victim| {
-        let wire = victim.link.wire_counters().unwrap();
+    let received = |receiver: &Receiver| {
+        let wire = receiver.link.wire_counters().unwrap();
         wire.packets_received + wire.malformed + wire.icrc_errors + wire.reserved
     };
-    while received(&victim) < u64::from(FLOOD) && Instant::now() < deadline {
-        victim.turn(1);
+    while received(&receiver) < u64::from(FLOOD) && Instant::now() < deadline {
+        receiver.turn(1);
     }
     for _ in 0..20 {
-        victim.turn(1);
+        receiver.turn(1);
     }
-    let wire = victim.link.wire_counters().unwrap();
-    let (mads, cm) = (victim.link.mad_router().counters(), victim.cm.counters());
+    let wire = receiver.link.wire_counters().unwrap();
+    let (mads, cm) = (receiver.link.mad_router().counters(), receiver.cm.counters());
     println!("TABLE flood at QP1: {FLOOD} datagrams; {mads:?}");
     println!("TABLE   its connection manager: {cm:?}");
     // Each in one counter: before QP1, …
-    assert_eq!(received(&victim), u64::from(FLOOD), "{wire:?}");
+    assert_eq!(received(&receiver), u64::from(FLOOD), "{wire:?}");
     // … at QP1, …
     let at_qp1 = mads.handed_on + mads.refused + mads.unclaimed + mads.malformed;
     let answers_lost = wire.packets_received.checked_sub(at_qp1);
     assert_eq!(answers_lost, Some(mads.full), "{mads:?} {wire:?}");
     // … and of what its connection manager got.
-    assert_eq!(victim.got, mads.handed_on);
+    assert_eq!(receiver.got, mads.handed_on);
     let judged = cm.taken + cm.malformed + cm.no_connection + cm.out_of_state + cm.full;
-    assert_eq!(judged, victim.got, "{cm:?}");
+    assert_eq!(judged, receiver.got, "{cm:?}");
     let reached = [mads.handed_on, mads.refused, mads.unclaimed, mads.malformed, mads.full];
     assert!(reached.iter().all(|count| *count >= 50), "{mads:?}");
     assert!([cm.no_connection, cm.out_of_state, cm.full].iter().all(|count| *count >= 10), "{cm:?}");
 
     // The flood's requests are refused, what is left of them times out, and an honest client is served.
-    victim.take_requests(&mut waiting);
-    victim.turn_away(&mut waiting);
-    while let Some(due) = victim.cm.poll_timeout() {
-        victim.now = victim.now.max(due);
-        victim.cm.handle_timeout(victim.now);
-        victim.turn(1);
+    receiver.take_requests(&mut waiting);
+    receiver.turn_away(&mut waiting);
+    while let Some(due) = receiver.cm.poll_timeout() {
+        receiver.now = receiver.now.max(due);
+        receiver.cm.handle_timeout(receiver.now);
+        receiver.turn(1);
     }
-    assert_eq!(victim.cm.connections(), 0);
-    while victim.cm.poll_event().is_some() {}
-    connect(&mut flooder, &mut victim);
+    assert_eq!(receiver.cm.connections(), 0);
+    while receiver.cm.poll_event().is_some() {}
+    connect(&mut sender, &mut receiver);
 }
 
-/// An honest client, through the flooder's socket.
-fn connect(flooder: &mut Flooder, victim: &mut Victim) {
+/// An honest client, through the sender's socket.
+fn connect(sender: &mut RawSender, receiver: &mut Receiver) {
     let mut client = Cm::new(CmConfig { slot: 99, seed: 3, max_connections: 1 });
-    let Message::Req(req) = flooder.request(0, SERVICE) else { unreachable!() };
+    let Message::Req(req) = sender.request(0, SERVICE) else { unreachable!() };
     let asking = client.connect(Now(5), &req, b"hello").unwrap();
-    flooder.send(QP1_QKEY, &*client.poll_transmit().unwrap().mad);
-    let Some(Event { id, cause: Cause::Received(Message::Req(_), _), .. }) = victim.event() else {
+    sender.send(QP1_QKEY, &*client.poll_transmit().unwrap().mad);
+    let Some(Event { id, cause: Cause::Received(Message::Req(_), _), .. }) = receiver.event() else {
         panic!("no request")
     };
     let rep = Rep { qpn: 7, target_ack_delay: 15, ..Rep::default() };
-    victim.cm.accept(victim.now, id, &rep, b"welcome").unwrap();
-    let reply = victim.cm.poll_transmit().unwrap();
+    receiver.cm.accept(receiver.now, id, &rep, b"welcome").unwrap();
+    let reply = receiver.cm.poll_transmit().unwrap();
     let back = Route { local: reply.to, remote: reply.from };
     client.handle_mad(Now(6), back, &*reply.mad).unwrap();
     assert!(matches!(client.poll_event(), Some(Event { cause: Cause::Received(Message::Rep(_), _), .. })));
     client.ready(asking, b"").unwrap();
-    flooder.send(QP1_QKEY, &*client.poll_transmit().unwrap().mad);
-    assert!(matches!(victim.event(), Some(Event { cause: Cause::Received(Message::Rtu(_), _), .. })));
+    sender.send(QP1_QKEY, &*client.poll_transmit().unwrap().mad);
+    assert!(matches!(receiver.event(), Some(Event { cause: Cause::Received(Message::Rtu(_), _), .. })));
 }

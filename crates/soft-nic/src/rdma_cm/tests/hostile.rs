@@ -1,5 +1,9 @@
 //! Commands and MADs from nowhere: an errno or nothing, never a panic, and no more room than there is.
 
+use std::fmt::Display;
+use std::net::Ipv6Addr;
+
+use super::super::address::Address;
 use super::super::ids::space;
 use super::connections::explained;
 use super::*;
@@ -110,6 +114,7 @@ fn a_question_after_a_datagram_service_has_to_have_the_port_s_p_key() {
         let mad = CmMad { transaction: 1, message, private: &header }.encode().unwrap();
         client.ids.port.send(AddressedMad { from, to, mad: Box::new(mad) });
         assert_eq!(server.event().is_some(), status.is_none(), "{pkey:#x}");
+        explained(&server, &["for port 7174 is refused: its P_Key is 0x8001;"]);
         let answers = client.ids.port.receive();
         let said = answers.iter().map(|answer| match CmMad::decode(&*answer.mad).unwrap().message {
             Message::SidrRep(rep) => rep.status,
@@ -134,27 +139,36 @@ fn a_request_for_another_port_or_without_an_ip_header_is_refused() {
                 IpCm { version: 0, ip_version: 4, source_port: 1, source: ends[0], destination }.emit();
             [&header[..], &[0; 56]].concat()
         };
+        let not_of_port = |what: &dyn Display| format!("{what} is not of port {}", Ipv6Addr::from(to.0));
+        let unknown = Gid::from_ipv4([192, 0, 2, 9]);
         for (name, pkey, remote_gid, private, reason, words) in [
-            ("an alien P_Key", 0x8001, to, header(ends[1]), Some(12), "P_Key"),
-            ("another port's GID", 0xffff, from, header(ends[1]), Some(12), "another GID"),
+            ("another P_Key", 0x8001, to, header(ends[1]), Some(12), "P_Key is 0x8001;".to_owned()),
+            (
+                "another port's GID",
+                0xffff,
+                from,
+                header(ends[1]),
+                Some(12),
+                not_of_port(&Ipv6Addr::from(from.0)),
+            ),
             (
                 "another port's address",
                 0xffff,
                 to,
                 header(ends[0]),
                 Some(28),
-                "IP address is not of the port",
+                not_of_port(&Address::of_gid(ends[0], 7174)),
             ),
             (
-                "nobody's address",
+                "unknown address",
                 0xffff,
                 to,
-                header(Gid::from_ipv4([192, 0, 2, 9])),
+                header(unknown),
                 Some(28),
-                "IP address is not",
+                not_of_port(&Address::of_gid(unknown, 7174)),
             ),
-            ("no header", 0xffff, to, vec![0x77; 92], Some(28), "no IP addresses"),
-            ("a limited member", 0x7fff, to, header(ends[1]), None, ""),
+            ("no header", 0xffff, to, vec![0x77; 92], Some(28), "92 private bytes".to_owned()),
+            ("a limited member", 0x7fff, to, header(ends[1]), None, String::new()),
         ] {
             let primary = Path { remote_gid, ..Path::default() };
             let service = 0x0106_1c06;
@@ -165,7 +179,7 @@ fn a_request_for_another_port_or_without_an_ip_header_is_refused() {
             assert_eq!(server.event().is_some(), reason.is_none(), "{name}");
             let taken = usize::from(reason.is_none());
             if reason.is_some() {
-                explained(&server, &["a request of ", words]);
+                explained(&server, &["a request of ", " for port 7174 is refused: ", &words]);
             }
             assert_eq!((server.ids.ids.len(), server.ids.cm.connections()), (1 + taken, taken), "{name}");
             let answers = client.ids.port.receive();

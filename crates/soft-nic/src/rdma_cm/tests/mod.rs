@@ -30,7 +30,7 @@ use crate::os::testing::own;
 
 /// Carries MADs between the two programs, and knows the services that each listens to.
 #[derive(Debug, Default)]
-pub struct Hub {
+pub struct MadFabric {
     boxes: [Vec<AddressedMad>; 2],
     services: Vec<(usize, u64, Option<Gid>)>,
     /// Where packets to other hosts leave from.
@@ -40,38 +40,38 @@ pub struct Hub {
 }
 
 struct Port {
-    hub: Arc<Mutex<Hub>>,
+    fabric: Arc<Mutex<MadFabric>>,
     end: usize,
 }
 
 impl MadPort for Port {
     fn send(&mut self, addressed: AddressedMad) {
-        self.hub.lock().unwrap().boxes[1 - self.end].push(addressed);
+        self.fabric.lock().unwrap().boxes[1 - self.end].push(addressed);
     }
 
     fn receive(&mut self) -> Vec<AddressedMad> {
-        std::mem::take(&mut self.hub.lock().unwrap().boxes[self.end])
+        std::mem::take(&mut self.fabric.lock().unwrap().boxes[self.end])
     }
 
     fn announce(&mut self, service: u64, address: Option<Gid>) -> Result<(), ServiceError> {
         if self.is_taken(service, address) {
             return Err(ServiceError::Taken(1));
         }
-        self.hub.lock().unwrap().services.push((self.end, service, address));
+        self.fabric.lock().unwrap().services.push((self.end, service, address));
         Ok(())
     }
 
     fn withdraw(&mut self, service: u64, address: Option<Gid>) {
-        self.hub.lock().unwrap().services.retain(|taken| *taken != (self.end, service, address));
+        self.fabric.lock().unwrap().services.retain(|taken| *taken != (self.end, service, address));
     }
 
     fn source_for(&self, to: Gid, from: Option<Gid>) -> Option<Gid> {
-        let source = from.or(self.hub.lock().unwrap().source);
+        let source = from.or(self.fabric.lock().unwrap().source);
         source.filter(|source| source.ipv4().is_some() == to.ipv4().is_some())
     }
 
     fn departed(&mut self) -> Vec<EndedProcess> {
-        std::mem::take(&mut self.hub.lock().unwrap().departed)
+        std::mem::take(&mut self.fabric.lock().unwrap().departed)
     }
 
     fn is_waiting(&self) -> bool {
@@ -79,8 +79,8 @@ impl MadPort for Port {
     }
 
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool {
-        let hub = self.hub.lock().unwrap();
-        hub.services.iter().any(|(end, taken, at)| {
+        let fabric = self.fabric.lock().unwrap();
+        fabric.services.iter().any(|(end, taken, at)| {
             *end != self.end && *taken == service && (at.is_none() || address.is_none() || *at == address)
         })
     }
@@ -110,7 +110,7 @@ pub struct Program {
     pub now: Now,
     pub others: BTreeMap<i32, u32>,
     pub memory: Fenced,
-    hub: Arc<Mutex<Hub>>,
+    fabric: Arc<Mutex<MadFabric>>,
 }
 
 /// The two programs' addresses: devices 0 and 1 of the same fabric.
@@ -130,12 +130,12 @@ pub fn programs(link_layer: LinkLayer) -> [Program; 2] {
 
 /// The same with a wire, which packets leave from an address.
 pub fn programs_with_wire(link_layer: LinkLayer, source: Option<Gid>) -> [Program; 2] {
-    let hub = Arc::new(Mutex::new(Hub { source, ..Hub::default() }));
+    let fabric = Arc::new(Mutex::new(MadFabric { source, ..MadFabric::default() }));
     let ipv6 = Some("fd00::10".parse().unwrap());
     let config = Config { devices: 2, link_layer, ipv4: Some(IP[0].into()), ipv6, ..Config::default() };
     [0, 1].map(|end| {
         let devices = (0..2).map(|index| DeviceConfig::new(&config.nic(), index)).collect();
-        let port = Box::new(Port { hub: hub.clone(), end });
+        let port = Box::new(Port { fabric: fabric.clone(), end });
         let mut ids = Ids::new(devices, port, end as u8 + 1, 0x5_0000_0077);
         let (queue, fd) = Queue::new().unwrap();
         let file = ids.open(queue);
@@ -147,7 +147,7 @@ pub fn programs_with_wire(link_layer: LinkLayer, source: Option<Gid>) -> [Progra
             now: Now(1),
             others: BTreeMap::new(),
             memory: Fenced { host: Host::new().unwrap(), writable: None },
-            hub: hub.clone(),
+            fabric: fabric.clone(),
         }
     })
 }
@@ -322,7 +322,7 @@ impl Program {
     /// The process in a slot ends. The request of `asking` went to it.
     pub fn departs(&self, slot: u8, asking: u32) {
         let asked = self.ids.ids[&asking].connection.map(|connection| connection.0);
-        self.hub.lock().unwrap().departed.push(EndedProcess { slot, asked: asked.into_iter().collect() });
+        self.fabric.lock().unwrap().departed.push(EndedProcess { slot, asked: asked.into_iter().collect() });
     }
 
     /// The next event, if the pipe says that there is one.

@@ -1,4 +1,4 @@
-//! Work requests, right and spoilt.
+//! Work requests, right and invalid.
 
 use mlx5_layout::SendOpcode;
 use mlx5_layout::send_wqe::{AddressVector, DataPointer};
@@ -164,15 +164,15 @@ fn put64(wqe: &mut [u8], at: usize, rng: &mut Rng) {
     wqe[at..at + 8].copy_from_slice(&value.to_be_bytes());
 }
 
-/// Receive entries, right or spoilt; `len` bytes are needed.
-pub fn receive(rng: &mut Rng, far: &Region, at: u64, len: u64, spoilt: bool) -> Vec<DataPointer> {
+/// Receive entries, right or invalid; `len` bytes are needed.
+pub fn receive(rng: &mut Rng, far: &Region, at: u64, len: u64, invalid: bool) -> Vec<DataPointer> {
     let mut pointers = Vec::new();
     for data in pieces(rng, far, at, len.max(1)) {
         if let Data::Pointer(pointer) = data {
             pointers.push(pointer);
         }
     }
-    if spoilt {
+    if invalid {
         let at = rng.below(pointers.len() as u64) as usize;
         let pointer = &mut pointers[at];
         match rng.below(4) {

@@ -17,9 +17,9 @@ use soft_nic::testing::{
 };
 
 use super::Tally;
+use super::checked_memory::{AccessCheck, CheckedMemory};
 use super::mutants::{AREA, Effect, benign, receive, spoil};
 use super::rng::Rng;
-use super::walled::{Walled, Walls};
 use crate::operations::ALL;
 
 mod outcome;
@@ -27,7 +27,7 @@ mod outcome;
 /// Names of the mutants, for the table.
 pub const KINDS: [&str; 11] = [
     "right work request, shuffled",
-    "spoilt WQE",
+    "invalid WQE",
     "WQE rewritten while it is read",
     "doorbell",
     "receive",
@@ -39,7 +39,7 @@ pub const KINDS: [&str; 11] = [
     "memory window",
 ];
 
-/// Q_Key of a pair: a spoilt datagram that finds another pair's QPN must not take that one's receive.
+/// Q_Key of a pair: a invalid datagram that finds another pair's QPN must not take that one's receive.
 fn qkey(pair: usize) -> u32 {
     0x1111_1111 + 0x0707_0707 * pair as u32
 }
@@ -78,12 +78,12 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(driver: &mut Driver<Walled>, rng: &mut Rng, role: Role, service: ServiceType) -> Pair {
+    fn new(driver: &mut Driver<CheckedMemory>, rng: &mut Rng, role: Role, service: ServiceType) -> Pair {
         let scatter = role == Role::Scatter;
         let cqe_size = if scatter { 128 } else { 64 };
         let srq = (role == Role::Shared).then(|| driver.create_srq(SHARED_RECEIVES, 4));
         let mut queue = |srq: Option<SrqId>| {
-            let cq = |driver: &mut Driver<Walled>| {
+            let cq = |driver: &mut Driver<CheckedMemory>| {
                 driver.create_cq(CqShape { entries: 64, cqe_size, ..CqShape::default() })
             };
             let (send_cq, recv_cq) = (Some(cq(driver)), Some(cq(driver)));
@@ -116,12 +116,12 @@ impl Pair {
 /// What was done to a pair in this round.
 enum Plan {
     Right { effect: Effect, index: u16 },
-    Spoilt { kind: usize, silent: bool },
+    Invalid { kind: usize, silent: bool },
 }
 
 pub struct Traffic {
-    driver: Driver<Walled>,
-    walls: Walls,
+    driver: Driver<CheckedMemory>,
+    accesses: AccessCheck,
     pairs: Vec<Pair>,
     foreign: Link,
     foreign_qpn: u32,
@@ -137,8 +137,8 @@ impl Traffic {
     pub fn new(rng: &mut Rng) -> Traffic {
         let setup = Setup::new("hostile");
         let fabric = setup.fabric.clone();
-        let walls = Walls::default();
-        let memory = Walled { host: setup.memory, walls: walls.clone(), lags: false };
+        let accesses = AccessCheck::default();
+        let memory = CheckedMemory { host: setup.memory, accesses: accesses.clone(), lags: false };
         let mut driver = Driver::new(setup.with_memory(memory));
         let foreign = Link::join(LinkConfig { fabric, ..LinkConfig::default() }).expect("a second slot");
         let foreign_qpn = mlx5_device::first_qpn(foreign.slot()) | 0x40;
@@ -174,7 +174,7 @@ impl Traffic {
         let rewriter = ring.map(|ring| rewrite(ring, stop.clone()));
         let mut traffic = Traffic {
             driver,
-            walls,
+            accesses,
             pairs,
             foreign,
             foreign_qpn,
@@ -193,7 +193,7 @@ impl Traffic {
         let place = |block: &Block| (block.address(), block.len() as u64);
         let regions = self.pairs.iter().flat_map(|pair| [place(&pair.near.block), place(&pair.far.block)]);
         let canaries = self.canaries.iter().map(|(region, _)| place(&region.block));
-        self.walls.set(self.driver.blocks().map(place).chain(regions).chain(canaries));
+        self.accesses.set(self.driver.blocks().map(place).chain(regions).chain(canaries));
     }
 
     fn connect(&mut self, pair: usize) {
@@ -342,7 +342,7 @@ impl Traffic {
                 false
             }
         };
-        if kind == 0 { Plan::Right { effect, index } } else { Plan::Spoilt { kind, silent } }
+        if kind == 0 { Plan::Right { effect, index } } else { Plan::Invalid { kind, silent } }
     }
 
     /// Opens or closes a window of a pair on either queue, rightly or not, or closes one from the other side.
@@ -377,7 +377,7 @@ impl Traffic {
         }
         *tally.opcodes.entry(wqe[3]).or_default() += 1;
         self.driver.lay_bytes(on, &wqe).ring_doorbell(on);
-        Plan::Spoilt { kind: 10, silent: false }
+        Plan::Invalid { kind: 10, silent: false }
     }
 
     /// Links that lead anywhere, and counts of posts that never were.
@@ -453,7 +453,7 @@ impl Traffic {
         }
     }
 
-    /// The foreigner answers what came with what it likes.
+    /// The raw peer answers what came with what it likes.
     fn answer_as_foreigner(&mut self, rng: &mut Rng) {
         let mut requests = Vec::new();
         self.foreign.poll(64, |inbound| {
@@ -512,7 +512,7 @@ impl Traffic {
         }
         let closed = self.driver.counters().windows_invalidated;
         assert!(closed >= 100, "peers closed {closed} windows");
-        assert_eq!(self.walls.trespasses(), [], "the NIC touched memory that it was not given");
+        assert_eq!(self.accesses.outside(), [], "the NIC touched memory that it was not given");
         for violation in Violation::ALL {
             assert!(self.driver.counters().violations(violation) > 0, "{violation:?} was never noticed");
         }

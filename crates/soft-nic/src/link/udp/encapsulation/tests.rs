@@ -208,13 +208,13 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
     deliver("an opcode that is none", &changed(0, 0x1f), |c| c.malformed += 1);
     deliver("one byte fewer", &good[..good.len() - 1], |c| c.malformed += 1);
     // Another partition, in a packet that is whole otherwise.
-    let mut stranger = changed(3, 0x01);
-    let udp = Udp::new(port, udp_bytes(stranger.len()));
+    let mut other_partition = changed(3, 0x01);
+    let udp = Udp::new(port, udp_bytes(other_partition.len()));
     let ip = IpHeader::between(gid_of(ours), gid_of(theirs), udp.bytes).unwrap();
-    let (covered, place) = stranger.split_at_mut(76);
+    let (covered, place) = other_partition.split_at_mut(76);
     place.copy_from_slice(&icrc::stored(icrc::compute(&ip, &udp, covered).unwrap()));
-    deliver("another partition", &stranger, |c| c.pkey_violations += 1);
-    // Congestion notifications: whole, spoilt, and cut off.
+    deliver("another partition", &other_partition, |c| c.pkey_violations += 1);
+    // Congestion notifications: whole, corrupt, and cut off.
     let mut cnp = vec![0; 28];
     cnp[..12].copy_from_slice(&good[..12]);
     (cnp[0], cnp[1]) = (CNP_OPCODE, 0);
@@ -224,7 +224,7 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
     cnp.extend(icrc);
     deliver("a congestion notification", &cnp, |c| c.cnps += 1);
     cnp[31] ^= 0x40;
-    deliver("a spoilt one", &cnp, |c| c.icrc_errors += 1);
+    deliver("a corrupt one", &cnp, |c| c.icrc_errors += 1);
     deliver("a short one", &cnp[..28], |c| c.malformed += 1);
     deliver("as it is, again", &good, |c| (c.packets_received, c.received_bytes) = (2, 160));
 }

@@ -180,14 +180,14 @@ fn what_is_no_packet_or_no_owner_s_is_counted_and_dropped() {
 fn an_owner_that_is_not_of_the_fabric_hands_nothing_on() {
     let address = place(2);
     // Any user may have the port.
-    let stranger = std::net::UdpSocket::bind((address, ROCE_PORT)).unwrap();
+    let foreign = std::net::UdpSocket::bind((address, ROCE_PORT)).unwrap();
     let mut ours = SharedPort::open((2, KEY), address).unwrap();
     assert!(!ours.is_owner());
     let origin: SocketAddr = "192.0.2.7:4791".parse().unwrap();
     let mut delivered = Vec::new();
     for (count, (key, mark)) in [(0, 1), (!KEY, 2), (KEY, 3)].into_iter().enumerate() {
         let datagram = [&origin_head(origin, key)[..], &packet(2, mark)].concat();
-        stranger.send_to(&datagram, (address, ours.own_port())).unwrap();
+        foreign.send_to(&datagram, (address, ours.own_port())).unwrap();
         let begun = Instant::now();
         while ours.counters.refused as usize + delivered.len() <= count && begun.elapsed() < DEADLINE {
             let take = |from, packet: &[u8]| delivered.push((from, packet[Bth::BYTES]));

@@ -1,4 +1,4 @@
-//! What came of a mutant: right requests have their whole effect, spoilt ones none that shows.
+//! What came of a mutant: right requests have their whole effect, invalid ones none that shows.
 
 use mlx5_layout::{Cqe, CqeOpcode};
 use soft_nic::testing::QpId;
@@ -50,7 +50,7 @@ impl Traffic {
                 }
                 tally.succeeded += 1;
             }
-            Plan::Spoilt { kind, silent } => {
+            Plan::Invalid { kind, silent } => {
                 let executed =
                     found.iter().any(|(qp, cqe)| *qp == a && cqe.opcode() == Some(CqeOpcode::Requester));
                 assert!(!(silent && executed), "executed without a doorbell that covers it");

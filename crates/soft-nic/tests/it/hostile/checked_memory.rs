@@ -6,7 +6,7 @@ use mlx5_device::memory::{Fault, Memory};
 use soft_nic::dma::Host;
 
 #[derive(Default)]
-struct Wall {
+struct Ranges {
     /// Start and end, sorted.
     inside: Vec<(u64, u64)>,
     outside: Vec<(u64, u64)>,
@@ -14,10 +14,10 @@ struct Wall {
 
 /// Says what is inside, and what went wrong.
 #[derive(Clone, Default)]
-pub struct Walls(Arc<Mutex<Wall>>);
+pub struct AccessCheck(Arc<Mutex<Ranges>>);
 
-impl Walls {
-    fn wall(&self) -> MutexGuard<'_, Wall> {
+impl AccessCheck {
+    fn ranges(&self) -> MutexGuard<'_, Ranges> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -25,39 +25,39 @@ impl Walls {
     pub fn set(&self, places: impl Iterator<Item = (u64, u64)>) {
         let mut inside: Vec<_> = places.map(|(start, len)| (start, start + len)).collect();
         inside.sort_unstable();
-        self.wall().inside = inside;
+        self.ranges().inside = inside;
     }
 
     /// Places that were touched and must not have been: address and length.
-    pub fn trespasses(&self) -> Vec<(u64, u64)> {
-        self.wall().outside.clone()
+    pub fn outside(&self) -> Vec<(u64, u64)> {
+        self.ranges().outside.clone()
     }
 
     fn check(&self, addr: u64, len: u64) {
-        let mut wall = self.wall();
-        let after = wall.inside.partition_point(|(start, _)| *start <= addr);
-        let held = after.checked_sub(1).is_some_and(|i| wall.inside[i].1 >= addr + len);
-        if !held && wall.outside.len() < 16 {
-            wall.outside.push((addr, len));
+        let mut ranges = self.ranges();
+        let after = ranges.inside.partition_point(|(start, _)| *start <= addr);
+        let held = after.checked_sub(1).is_some_and(|i| ranges.inside[i].1 >= addr + len);
+        if !held && ranges.outside.len() < 16 {
+            ranges.outside.push((addr, len));
         }
     }
 }
 
-/// The process's memory behind walls. `probe` may ask anywhere: that is what it is for.
-pub struct Walled {
+/// The process's memory with each access checked. `probe` may ask anywhere: that is what it is for.
+pub struct CheckedMemory {
     pub host: Host,
-    pub walls: Walls,
+    pub accesses: AccessCheck,
     /// Each copy counts as one that took long.
     pub lags: bool,
 }
 
-impl Memory for Walled {
+impl Memory for CheckedMemory {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
-        self.walls.check(addr, out.len() as u64);
+        self.accesses.check(addr, out.len() as u64);
         self.host.read(addr, out)
     }
     fn load32(&self, addr: u64) -> Result<u32, Fault> {
-        self.walls.check(addr, 4);
+        self.accesses.check(addr, 4);
         self.host.load32(addr)
     }
     fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
@@ -65,19 +65,19 @@ impl Memory for Walled {
         self.host.store32(addr, value)
     }
     fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
-        self.walls.check(addr, bytes.len() as u64);
+        self.accesses.check(addr, bytes.len() as u64);
         self.host.write(addr, bytes, relaxed)
     }
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
-        self.walls.check(addr, 4);
+        self.accesses.check(addr, 4);
         self.host.compare_swap32(addr, compare, swap)
     }
     fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
-        self.walls.check(addr, 8);
+        self.accesses.check(addr, 8);
         self.host.compare_swap64(addr, compare, swap)
     }
     fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
-        self.walls.check(addr, 8);
+        self.accesses.check(addr, 8);
         self.host.fetch_add64(addr, add)
     }
     fn has_lagged(&self) -> bool {
