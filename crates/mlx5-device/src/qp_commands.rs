@@ -180,7 +180,7 @@ fn check_move(
     let from = qp.state;
     let wanted =
         if mask.contains(AttrMask::STATE) { QpState::from_number(request.state) } else { Some(from) };
-    let to = wanted.ok_or_else(|| refusal!(EINVAL, "QP state {} does not exist", request.state))?;
+    let to = wanted.ok_or_else(|| refusal!(EINVAL, "QP state {} is not in 0..=6", request.state))?;
     if mask.contains(AttrMask::CUR_STATE) && request.current_state != from.number() {
         let assumed = request.current_state;
         return Err(refusal!(EINVAL, "the QP is in {from:?}, not in state {assumed}"));
