@@ -15,7 +15,7 @@ use super::qp::Qp;
 use super::qpn::slot_of;
 use super::qps::Qps;
 use super::route::Route;
-use super::send::PACKETS_AT_ONCE;
+use super::schedule::PACKETS_AT_ONCE;
 use crate::carrier::{Carrier, Icrc, Payload, Sender, Unsent};
 use crate::memory::{Fault, Memory, Segment};
 

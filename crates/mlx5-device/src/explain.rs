@@ -3,7 +3,6 @@
 use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::{Failure, Opcode, Refusal, ServiceType, Status};
 
-use super::completion;
 use super::core::Core;
 use super::counters::name_of;
 use super::fetch::message_opcode;
@@ -11,6 +10,25 @@ use super::qp::Qp;
 use super::sq::SendRequest;
 use crate::memory::Memory;
 use crate::reason::{About, REFUSED, Reason, STALLED};
+
+/// Syndrome and vendor syndrome of a status; none for success. Vendor syndromes are those that cards report
+/// in public logs with these syndromes; 0 where none is known.
+pub(super) fn syndrome(status: Status) -> Option<(CqeSyndrome, u8)> {
+    Some(match status {
+        Status::Success => return None,
+        Status::LocalLength => (CqeSyndrome::LocalLength, 0),
+        Status::LocalQpOperation => (CqeSyndrome::LocalQpOperation, 0),
+        Status::LocalProtection => (CqeSyndrome::LocalProtection, 0),
+        Status::WindowBind => (CqeSyndrome::MwBind, 0),
+        Status::Flushed => (CqeSyndrome::WrFlush, 0xf9),
+        Status::BadResponse => (CqeSyndrome::BadResponse, 0),
+        Status::RemoteInvalidRequest => (CqeSyndrome::RemoteInvalidRequest, 0x8a),
+        Status::RemoteAccess => (CqeSyndrome::RemoteAccess, 0x88),
+        Status::RemoteOperation => (CqeSyndrome::RemoteOperation, 0),
+        Status::RetryExceeded => (CqeSyndrome::TransportRetryExceeded, 0x81),
+        Status::RnrRetryExceeded => (CqeSyndrome::RnrRetryExceeded, 0),
+    })
+}
 
 /// What a message asks for.
 fn asked(opcode: Opcode, length: u32, (remote_va, rkey): (u64, u32)) -> String {
@@ -109,7 +127,7 @@ impl<M: Memory> Core<M> {
         // A receive that is only flushed has nothing to do with it.
         let failed = receive.filter(|failed| failed.status != Status::Flushed);
         let about = About::Qp(qp.qpn, failed.map(|failed| failed.receive.id as u16));
-        let syndrome = failed.and_then(|failed| completion::syndrome(failed.status));
+        let syndrome = failed.and_then(|failed| syndrome(failed.status));
         let kind = syndrome.map_or(REFUSED, |(syndrome, _)| name_of(syndrome));
         let from = if qp.service == ServiceType::Ud { request.src_qpn } else { qp.attributes.dest_qpn };
         let what = asked(request.opcode, request.length, (request.remote_va, request.rkey));

@@ -13,6 +13,7 @@ use super::mkey::Mkeys;
 use super::qp::Qp;
 use super::reason::{About, STALLED};
 use super::route::Way;
+use super::schedule::PACKETS_AT_ONCE;
 use super::sq::{Kind, SendRequest};
 use crate::carrier::{Carrier, Icrc, Sender, Unsent};
 use crate::memory::{Fault, Memory};
@@ -25,9 +26,6 @@ const MAX_OUTSTANDING: usize = 256;
 
 /// Time-outs in a row that wait because replies of the peer are there and not read.
 const MAX_ANSWER_HOLDS: u8 = 4;
-
-/// Packets of a queue sent over the wire in one poll: leaves time for arrivals and room for other queues.
-pub(super) const PACKETS_AT_ONCE: usize = 32;
 
 impl<M: Memory> Core<M> {
     /// Reads what was posted, and hands it to the transport.
