@@ -122,8 +122,8 @@ impl<M: Memory> Core<M> {
             // What has no way to its peer is lost.
             let carried = *taken.as_ref().unwrap_or(&packet.payload.length);
             responder.sent_packet(carried);
-            if matches!(taken, Err(Unsent::Fault(_))) {
-                responder.read_failed(if readable { Outcome::LocalFault } else { Outcome::Revoked });
+            if let Err(Unsent::Fault(Fault { addr })) = taken {
+                responder.read_failed(if readable { Outcome::LocalFault { addr } } else { Outcome::Revoked });
                 self.take_events(qp);
                 continue;
             }

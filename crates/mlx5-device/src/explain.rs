@@ -40,8 +40,7 @@ fn asked(opcode: Opcode, length: u32, (remote_va, rkey): (u64, u32)) -> String {
 
 /// Why a send WQE failed, where no check has said it.
 fn why_failed(qp: &Qp, request: &SendRequest, status: Status) -> String {
-    let (dest, keys, attributes) = (request.packet.dst_qpn, &request.payload.keys, &qp.attributes);
-    let keys = format!("lkey {:#x} (first of {})", keys.first().unwrap_or(&0), keys.len());
+    let (dest, attributes) = (request.packet.dst_qpn, &qp.attributes);
     let refused = |how: &str| {
         format!("QP {dest:#x} refused it, {how}; `softnic ctl explain` of its process says which value")
     };
@@ -51,12 +50,6 @@ fn why_failed(qp: &Qp, request: &SendRequest, status: Status) -> String {
         }
         Status::LocalQpOperation => {
             format!("max_rd_atomic is {}; set it in ibv_modify_qp to RTS", attributes.max_rd_atomic)
-        }
-        Status::LocalProtection if request.payload.revoked => {
-            format!("{keys} or another was deregistered; keep it until the CQE")
-        }
-        Status::LocalProtection => {
-            format!("memory of {keys} cannot be accessed; keep it mapped until the CQE")
         }
         Status::BadResponse => format!("QP {dest:#x} answered what was not asked; compare PSNs and path MTU"),
         Status::RemoteInvalidRequest => {
@@ -72,8 +65,8 @@ fn why_failed(qp: &Qp, request: &SendRequest, status: Status) -> String {
             "QP {dest:#x} has no receive, after rnr_retry {}; post receives sooner, or take 7 (for ever)",
             attributes.rnr_retry
         ),
-        // A bind says why, and these are no failures.
-        Status::WindowBind | Status::Success | Status::Flushed => String::new(),
+        // Binds and faults say why, and the others are no failures.
+        Status::WindowBind | Status::LocalProtection | Status::Success | Status::Flushed => String::new(),
     }
 }
 
@@ -121,7 +114,7 @@ impl<M: Memory> Core<M> {
         let Failure { receive, why, request, .. } = failure;
         // Memory of a receive that cannot be accessed: the key says why, if it is the cause.
         let scatters = || qp.rq.scatter(&self.mkeys, 0, request.length, &mut Vec::new());
-        let of_receive = *why == Refusal::Memory && request.opcode.is_send();
+        let of_receive = matches!(why, Refusal::Memory(_)) && request.opcode.is_send();
         let error = if of_receive { scatters().err() } else { None };
         let why = error.map_or_else(|| why.to_string(), |error| error.to_string());
         // A receive that is only flushed has nothing to do with it.

@@ -1,7 +1,7 @@
 //! Answers that arrive for a QP: acknowledgements, NAKs, and the bytes of READs.
 
 use roce::packet::{Aeth, Syndrome};
-use roce::{Content, Packet, ReplyVerdict, ServiceType, Status};
+use roce::{Content, Packet, ReplyVerdict, ServiceType};
 
 use super::core::Core;
 use super::qp::Qp;
@@ -30,8 +30,8 @@ impl<M: Memory> Core<M> {
             && let Some(request) = qp.sq.requester.as_mut().and_then(|r| r.work_request_mut(ticket))
         {
             counters.bytes_read += u64::from(fragment.length);
-            if self.payload_scatter.place(request, qp.sq.scatter, fragment, inbound).is_err() {
-                qp.sq.fail(ticket, Status::LocalProtection);
+            if let Err(fault) = self.payload_scatter.place(request, qp.sq.scatter, fragment, inbound) {
+                qp.sq.fail_at(ticket, fault);
             }
         }
         // At once: CQEs and events keep the order of arrival; a message after its acknowledgement is seen
