@@ -1,10 +1,11 @@
 //! Why a work request, own or of the peer, failed: the request, the failed check, and the remedy.
 
 use mlx5_layout::{CqeSyndrome, SendOpcode};
-use roce::{Failure, Opcode, Refusal, ServiceType, Status};
+use roce::{Failure, Opcode, Refusal, ServiceType, Status, Ticket};
 
 use super::core::Core;
 use super::counters::name_of;
+use super::doorbell::PATIENCE_NS;
 use super::fetch::message_opcode;
 use super::qp::Qp;
 use super::sq::SendRequest;
@@ -125,6 +126,32 @@ impl<M: Memory> Core<M> {
         let from = if qp.service == ServiceType::Ud { request.src_qpn } else { qp.attributes.dest_qpn };
         let what = asked(request.opcode, request.length, (request.remote_va, request.rkey));
         self.host.explain(about, kind, format!("{what} by QP {from:#x} was refused: {why}"));
+    }
+
+    /// The peer did not take a message from this byte on. Says once a queue `why`, after [`PATIENCE_NS`].
+    #[cold]
+    pub(super) fn explain_wait(
+        &mut self,
+        qp: &mut Qp,
+        from: (Ticket, u32),
+        peer: u32,
+        why: impl FnOnce() -> String,
+    ) {
+        let (progress, now) = (&mut qp.sq.progress, self.host.now);
+        let waits = progress.waits.filter(|(message, _)| *message == from);
+        let (_, since) = *progress.waits.insert(waits.unwrap_or((from, now)));
+        if now.0 - since.0 < PATIENCE_NS || std::mem::replace(&mut progress.explained, true) {
+            return;
+        }
+        let why = format!("for a second or more QP {peer:#x} {}", why());
+        let peer = qp.path.way.peer().map(|_| peer);
+        self.host.events.explain(Reason {
+            at: now,
+            about: About::Qp(qp.qpn, None),
+            kind: STALLED,
+            why,
+            peer,
+        });
     }
 
     /// A message of the peer met no receive: said once a queue.

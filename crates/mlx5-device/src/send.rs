@@ -11,6 +11,7 @@ use super::fetch::Checks;
 use super::framing;
 use super::mkey::Mkeys;
 use super::qp::Qp;
+use super::qpn::slot_of;
 use super::reason::{About, STALLED};
 use super::route::Way;
 use super::schedule::PACKETS_AT_ONCE;
@@ -121,6 +122,12 @@ impl<M: Memory> Core<M> {
                 Err(Unsent::Full) => {
                     // A full ring is no work: the NIC may sleep until its peer has taken something.
                     qp.sq.progress.refused = true;
+                    let request = qp.sq.requester.as_mut().and_then(|r| r.work_request_mut(transmit.ticket));
+                    if let Some(peer) = request.map(|it| it.packet.dst_qpn).filter(|_| route.is_none()) {
+                        let there = || link.peer_in_words(slot_of(peer));
+                        let why = || format!("takes nothing from its full ring; {}", there());
+                        self.explain_wait(qp, (transmit.ticket, transmit.fragment.offset), peer, why);
+                    }
                     break;
                 }
                 Err(Unsent::Failed(syndrome)) => {

@@ -192,6 +192,36 @@ fn a_queue_that_does_not_go_on_says_what_its_record_and_register_say() {
 }
 
 #[test]
+fn a_queue_whose_peer_takes_no_message_says_once_after_a_second_what_it_waits_for() {
+    for full in [false, true] {
+        let setup = Setup::new("why-waits");
+        let fabric = setup.fabric.clone();
+        let mut driver = Driver::new(setup);
+        let (a, b) = driver.pair(QpShape::default());
+        let region = driver.region(64, ALL);
+        let (qpn, peer) = (driver.qp(a).qpn, driver.qp(b).qpn);
+        let reason = |driver: &Driver| reason_of(&driver.sinks.take_reasons(), qpn, None, STALLED);
+        for life in 0..2 {
+            fabric.borrow_mut().full = full;
+            driver.post(a, &WorkRequest::send(&region, 0, 8)).settle().advance(PATIENCE_NS / 2);
+            assert_eq!(reason(&driver), None, "within a second");
+            driver.advance(PATIENCE_NS);
+            let (why, of) = (reason(&driver), format!("QP {peer:#x} "));
+            let words = [of.as_str(), if full { "from its full ring" } else { "no receive for a message" }];
+            let is_named = |why: &String| words.iter().all(|word| why.contains(word));
+            assert!(
+                (life == 1 || why.as_ref().is_some_and(is_named)) && why.is_some() == (life == 0),
+                "{why:?}"
+            );
+            fabric.borrow_mut().full = false;
+            driver.post_receive(b, &[region.pointer(0, 64)]);
+            driver.advance(PATIENCE_NS);
+            assert!(driver.poll_send(a).is_some_and(|cqe| syndrome(&cqe).is_none()), "it goes on");
+        }
+    }
+}
+
+#[test]
 fn records_that_cannot_be_read_and_a_failed_srq_have_reasons() {
     let mut driver = Driver::new(Setup::new("why-record"));
     let (qp, _) = driver.pair(QpShape::default());
