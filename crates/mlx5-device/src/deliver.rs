@@ -245,6 +245,10 @@ impl<M: Memory> Core<M> {
                     qp.event_target.raise(&mut self.host, event_type::COMM_EST);
                 }
                 ResponderEvent::CommunicationEstablished => {}
+                ResponderEvent::Dropped(failure) if !std::mem::replace(&mut qp.rq.explained, true) => {
+                    self.explain_failure(qp, &failure);
+                }
+                ResponderEvent::Dropped(_) => {}
                 ResponderEvent::Failed(failure) => {
                     self.explain_failure(qp, &failure);
                     if let Some(failed) = failure.receive {

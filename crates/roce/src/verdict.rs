@@ -105,6 +105,8 @@ pub enum Refusal {
     TooLong { needed: u64, capacity: u64 },
     #[error("address {0:#x} of its memory cannot be accessed; keep it mapped while it is registered")]
     Memory(u64),
+    #[error("its Q_Key is {came:#x} and the QP's {own:#x}; send with the QP's")]
+    Qkey { came: u32, own: u32 },
     #[error("its region was deregistered or closed meanwhile; keep it until the peer is done")]
     Revoked,
 }
@@ -147,6 +149,8 @@ pub enum ResponderEvent {
     CommunicationEstablished,
     /// A fatal error.
     Failed(Failure),
+    /// UC, UD: a request was dropped; the responder goes on.
+    Dropped(Failure),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -447,6 +447,10 @@ impl End {
                 Event::Responder(ResponderEvent::CommunicationEstablished) => {
                     count(reached, "event CommunicationEstablished");
                 }
+                Event::Responder(ResponderEvent::Dropped(failure)) => {
+                    assert!(failure.receive.is_none() && !self.connection.responder.is_failed());
+                    count(reached, "event Dropped");
+                }
                 Event::Responder(ResponderEvent::Failed(failure)) => {
                     let name = failure.event.map_or("none, the receive tells".into(), |e| format!("{e:?}"));
                     count(reached, format!("event {name}"));
