@@ -15,7 +15,7 @@ use super::qp::Qp;
 use super::qpn::slot_of;
 use super::qps::Qps;
 use super::route::Route;
-use super::send::PACKETS_AT_ONCE;
+use super::schedule::PACKETS_AT_ONCE;
 use crate::carrier::{Carrier, Icrc, Payload, Sender, Unsent};
 use crate::memory::{Fault, Memory, Segment};
 
@@ -122,8 +122,8 @@ impl<M: Memory> Core<M> {
             // What has no way to its peer is lost.
             let carried = *taken.as_ref().unwrap_or(&packet.payload.length);
             responder.sent_packet(carried);
-            if matches!(taken, Err(Unsent::Fault(_))) {
-                responder.read_failed(if readable { Outcome::LocalFault } else { Outcome::Revoked });
+            if let Err(Unsent::Fault(Fault { addr })) = taken {
+                responder.read_failed(if readable { Outcome::LocalFault { addr } } else { Outcome::Revoked });
                 self.take_events(qp);
                 continue;
             }

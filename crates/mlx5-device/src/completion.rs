@@ -1,37 +1,19 @@
 //! What CQEs say: of send WQEs, of receives, of errors and flushes.
 //!
 //! Fields by opcode as `mlx5_parse_cqe` reads them. A requester CQE's WQE counter is the WQE's first block
-//! and retires all before it; a responder CQE's is the receive's running index. Vendor syndromes are those
-//! that cards report in public logs with these syndromes; 0 where none is known.
+//! and retires all before it; a responder CQE's is the receive's running index.
 
 use mlx5_layout::cqe::CqeError;
 use mlx5_layout::{CqeFields, CqeOpcode, CqeSyndrome};
 use roce::{Opcode, ReceiveCompletion, Status};
 
 use super::core::Core;
+use super::explain::syndrome;
 use super::framing;
 use super::qp::Qp;
 use super::sq::{Kind, SendRequest, WqeHead};
 use crate::carrier::PathAddress;
 use crate::memory::Memory;
-
-/// Syndrome and vendor syndrome of a status; none for success.
-pub(super) fn syndrome(status: Status) -> Option<(CqeSyndrome, u8)> {
-    Some(match status {
-        Status::Success => return None,
-        Status::LocalLength => (CqeSyndrome::LocalLength, 0),
-        Status::LocalQpOperation => (CqeSyndrome::LocalQpOperation, 0),
-        Status::LocalProtection => (CqeSyndrome::LocalProtection, 0),
-        Status::WindowBind => (CqeSyndrome::MwBind, 0),
-        Status::Flushed => (CqeSyndrome::WrFlush, 0xf9),
-        Status::BadResponse => (CqeSyndrome::BadResponse, 0),
-        Status::RemoteInvalidRequest => (CqeSyndrome::RemoteInvalidRequest, 0x8a),
-        Status::RemoteAccess => (CqeSyndrome::RemoteAccess, 0x88),
-        Status::RemoteOperation => (CqeSyndrome::RemoteOperation, 0),
-        Status::RetryExceeded => (CqeSyndrome::TransportRetryExceeded, 0x81),
-        Status::RnrRetryExceeded => (CqeSyndrome::RnrRetryExceeded, 0),
-    })
-}
 
 fn error_fields(qp: &Qp, opcode: CqeOpcode, counter: u16, status: Status) -> CqeFields {
     let (syndrome, vendor) = syndrome(status).unwrap_or((CqeSyndrome::WrFlush, 0));

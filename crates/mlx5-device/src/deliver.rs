@@ -15,7 +15,7 @@ use super::framing;
 use super::qp::Qp;
 use super::rq::ReceiveQueue;
 use crate::carrier::{Inbound, PathAddress};
-use crate::memory::{Memory, Order, Segment};
+use crate::memory::{Fault, Memory, Order, Segment};
 
 /// What a QP's responder may use.
 struct QpResources<'a, M> {
@@ -23,6 +23,11 @@ struct QpResources<'a, M> {
     pd: u32,
     qpn: u32,
     rq: &'a mut ReceiveQueue,
+}
+
+/// Address 0: a key of the receive in use refused it; [`Core::explain_failure`] says why.
+fn local_fault(Fault { addr }: Fault) -> Outcome {
+    Outcome::LocalFault { addr }
 }
 
 impl<M: Memory> Resources for QpResources<'_, M> {
@@ -128,7 +133,7 @@ impl<M: Memory> Core<M> {
                 let order = now.map(|rights| self.payload_scatter.order_of_write(rights));
                 order
                     .ok_or(Outcome::Revoked)
-                    .and_then(|order| inbound.copy_into(&[to], order).map_err(|_| Outcome::LocalFault))
+                    .and_then(|order| inbound.copy_into(&[to], order).map_err(local_fault))
                     .map(|()| {
                         if let Some((receive, completion)) = completion {
                             self.complete_receive(qp, receive.id as u16, completion, None, None);
@@ -143,7 +148,7 @@ impl<M: Memory> Core<M> {
                     Atomic::FetchAdd { add } => self.host.memory.fetch_add64(region.address, add),
                 };
                 self.host.counters.messages_received += 1;
-                return old.map_or(Outcome::LocalFault, |old| Outcome::Atomic { old });
+                return old.map_or_else(local_fault, |old| Outcome::Atomic { old });
             }
         };
         match done {
@@ -182,12 +187,12 @@ impl<M: Memory> Core<M> {
         let to = self
             .payload_scatter
             .scatter(&self.mkeys, &qp.rq, offset, length)
-            .map_err(|_| Outcome::LocalFault)?;
+            .map_err(|_| local_fault(Fault { addr: 0 }))?;
         let moved = match small {
             true => inbound.copy_to_buffer(&mut payload[..length as usize]),
             false => inbound.copy_into(to, Order::Relaxed),
         };
-        moved.map_err(|_| Outcome::LocalFault)?;
+        moved.map_err(local_fault)?;
         let path = inbound.addressing().path;
         if qp.service == ServiceType::Ud {
             self.place_grh(qp, path.as_ref(), length)?;
@@ -219,16 +224,15 @@ impl<M: Memory> Core<M> {
         else {
             return Ok(());
         };
-        let fault = |_| Outcome::LocalFault;
         let to = self
             .payload_scatter
             .scatter(&self.mkeys, &qp.rq, 0, GRH_BYTES)
-            .map_err(|_| Outcome::LocalFault)?;
+            .map_err(|_| local_fault(Fault { addr: 0 }))?;
         let mut rest = &header[..];
         to.iter().try_for_each(|piece| {
             let (bytes, left) = rest.split_at((piece.len as usize).min(rest.len()));
             rest = left;
-            self.host.memory.write(piece.addr, bytes, true).map_err(fault)
+            self.host.memory.write(piece.addr, bytes, true).map_err(local_fault)
         })
     }
 
@@ -241,6 +245,10 @@ impl<M: Memory> Core<M> {
                     qp.event_target.raise(&mut self.host, event_type::COMM_EST);
                 }
                 ResponderEvent::CommunicationEstablished => {}
+                ResponderEvent::Dropped(failure) if !std::mem::replace(&mut qp.rq.explained, true) => {
+                    self.explain_failure(qp, &failure);
+                }
+                ResponderEvent::Dropped(_) => {}
                 ResponderEvent::Failed(failure) => {
                     self.explain_failure(qp, &failure);
                     if let Some(failed) = failure.receive {

@@ -1,16 +1,35 @@
 //! Why a work request, own or of the peer, failed: the request, the failed check, and the remedy.
 
 use mlx5_layout::{CqeSyndrome, SendOpcode};
-use roce::{Failure, Opcode, Refusal, ServiceType, Status};
+use roce::{Failure, Opcode, Refusal, ServiceType, Status, Ticket};
 
-use super::completion;
 use super::core::Core;
 use super::counters::name_of;
+use super::doorbell::PATIENCE_NS;
 use super::fetch::message_opcode;
 use super::qp::Qp;
 use super::sq::SendRequest;
 use crate::memory::Memory;
 use crate::reason::{About, REFUSED, Reason, STALLED};
+
+/// Syndrome and vendor syndrome of a status; none for success. Vendor syndromes are those that cards report
+/// in public logs with these syndromes; 0 where none is known.
+pub(super) fn syndrome(status: Status) -> Option<(CqeSyndrome, u8)> {
+    Some(match status {
+        Status::Success => return None,
+        Status::LocalLength => (CqeSyndrome::LocalLength, 0),
+        Status::LocalQpOperation => (CqeSyndrome::LocalQpOperation, 0),
+        Status::LocalProtection => (CqeSyndrome::LocalProtection, 0),
+        Status::WindowBind => (CqeSyndrome::MwBind, 0),
+        Status::Flushed => (CqeSyndrome::WrFlush, 0xf9),
+        Status::BadResponse => (CqeSyndrome::BadResponse, 0),
+        Status::RemoteInvalidRequest => (CqeSyndrome::RemoteInvalidRequest, 0x8a),
+        Status::RemoteAccess => (CqeSyndrome::RemoteAccess, 0x88),
+        Status::RemoteOperation => (CqeSyndrome::RemoteOperation, 0),
+        Status::RetryExceeded => (CqeSyndrome::TransportRetryExceeded, 0x81),
+        Status::RnrRetryExceeded => (CqeSyndrome::RnrRetryExceeded, 0),
+    })
+}
 
 /// What a message asks for.
 fn asked(opcode: Opcode, length: u32, (remote_va, rkey): (u64, u32)) -> String {
@@ -22,8 +41,7 @@ fn asked(opcode: Opcode, length: u32, (remote_va, rkey): (u64, u32)) -> String {
 
 /// Why a send WQE failed, where no check has said it.
 fn why_failed(qp: &Qp, request: &SendRequest, status: Status) -> String {
-    let (dest, keys, attributes) = (request.packet.dst_qpn, &request.payload.keys, &qp.attributes);
-    let keys = format!("lkey {:#x} (first of {})", keys.first().unwrap_or(&0), keys.len());
+    let (dest, attributes) = (request.packet.dst_qpn, &qp.attributes);
     let refused = |how: &str| {
         format!("QP {dest:#x} refused it, {how}; `softnic ctl explain` of its process says which value")
     };
@@ -33,12 +51,6 @@ fn why_failed(qp: &Qp, request: &SendRequest, status: Status) -> String {
         }
         Status::LocalQpOperation => {
             format!("max_rd_atomic is {}; set it in ibv_modify_qp to RTS", attributes.max_rd_atomic)
-        }
-        Status::LocalProtection if request.payload.revoked => {
-            format!("{keys} or another was deregistered; keep it until the CQE")
-        }
-        Status::LocalProtection => {
-            format!("memory of {keys} cannot be accessed; keep it mapped until the CQE")
         }
         Status::BadResponse => format!("QP {dest:#x} answered what was not asked; compare PSNs and path MTU"),
         Status::RemoteInvalidRequest => {
@@ -54,8 +66,8 @@ fn why_failed(qp: &Qp, request: &SendRequest, status: Status) -> String {
             "QP {dest:#x} has no receive, after rnr_retry {}; post receives sooner, or take 7 (for ever)",
             attributes.rnr_retry
         ),
-        // A bind says why, and these are no failures.
-        Status::WindowBind | Status::Success | Status::Flushed => String::new(),
+        // Binds and faults say why, and the others are no failures.
+        Status::WindowBind | Status::LocalProtection | Status::Success | Status::Flushed => String::new(),
     }
 }
 
@@ -103,17 +115,43 @@ impl<M: Memory> Core<M> {
         let Failure { receive, why, request, .. } = failure;
         // Memory of a receive that cannot be accessed: the key says why, if it is the cause.
         let scatters = || qp.rq.scatter(&self.mkeys, 0, request.length, &mut Vec::new());
-        let of_receive = *why == Refusal::Memory && request.opcode.is_send();
+        let of_receive = matches!(why, Refusal::Memory(_)) && request.opcode.is_send();
         let error = if of_receive { scatters().err() } else { None };
         let why = error.map_or_else(|| why.to_string(), |error| error.to_string());
         // A receive that is only flushed has nothing to do with it.
         let failed = receive.filter(|failed| failed.status != Status::Flushed);
         let about = About::Qp(qp.qpn, failed.map(|failed| failed.receive.id as u16));
-        let syndrome = failed.and_then(|failed| completion::syndrome(failed.status));
+        let syndrome = failed.and_then(|failed| syndrome(failed.status));
         let kind = syndrome.map_or(REFUSED, |(syndrome, _)| name_of(syndrome));
         let from = if qp.service == ServiceType::Ud { request.src_qpn } else { qp.attributes.dest_qpn };
         let what = asked(request.opcode, request.length, (request.remote_va, request.rkey));
         self.host.explain(about, kind, format!("{what} by QP {from:#x} was refused: {why}"));
+    }
+
+    /// The peer did not take a message from this byte on. Says once a queue `why`, after [`PATIENCE_NS`].
+    #[cold]
+    pub(super) fn explain_wait(
+        &mut self,
+        qp: &mut Qp,
+        from: (Ticket, u32),
+        peer: u32,
+        why: impl FnOnce() -> String,
+    ) {
+        let (progress, now) = (&mut qp.sq.progress, self.host.now);
+        let waits = progress.waits.filter(|(message, _)| *message == from);
+        let (_, since) = *progress.waits.insert(waits.unwrap_or((from, now)));
+        if now.0 - since.0 < PATIENCE_NS || std::mem::replace(&mut progress.explained, true) {
+            return;
+        }
+        let why = format!("for a second or more QP {peer:#x} {}", why());
+        let peer = qp.path.way.peer().map(|_| peer);
+        self.host.events.explain(Reason {
+            at: now,
+            about: About::Qp(qp.qpn, None),
+            kind: STALLED,
+            why,
+            peer,
+        });
     }
 
     /// A message of the peer met no receive: said once a queue.

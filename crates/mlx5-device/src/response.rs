@@ -1,7 +1,7 @@
 //! Answers that arrive for a QP: acknowledgements, NAKs, and the bytes of READs.
 
 use roce::packet::{Aeth, Syndrome};
-use roce::{Content, Packet, ReplyVerdict, ServiceType, Status};
+use roce::{Content, Packet, ReplyVerdict, ServiceType, Ticket};
 
 use super::core::Core;
 use super::qp::Qp;
@@ -30,13 +30,19 @@ impl<M: Memory> Core<M> {
             && let Some(request) = qp.sq.requester.as_mut().and_then(|r| r.work_request_mut(ticket))
         {
             counters.bytes_read += u64::from(fragment.length);
-            if self.payload_scatter.place(request, qp.sq.scatter, fragment, inbound).is_err() {
-                qp.sq.fail(ticket, Status::LocalProtection);
+            if let Err(fault) = self.payload_scatter.place(request, qp.sq.scatter, fragment, inbound) {
+                qp.sq.fail_at(ticket, fault);
             }
         }
         // At once: CQEs and events keep the order of arrival; a message after its acknowledgement is seen
         // after the send it answers. `ib_send_lat -e` takes a shared channel's next event for its send's.
         self.drain_completions(qp);
+        if is_rnr && verdict == ReplyVerdict::Resend {
+            let oldest = qp.sq.requester.as_ref().map_or(Ticket(0), |r| r.oldest_ticket());
+            let (peer, retry) = (qp.attributes.dest_qpn, qp.attributes.rnr_retry);
+            let why = || format!("has no receive for a message, rnr_retry {retry}; post receives there");
+            self.explain_wait(qp, (oldest, 0), peer, why);
+        }
         self.schedule.heat(&mut qp.sched, self.host.now);
     }
 }

@@ -37,7 +37,7 @@ pub(super) struct ReceiveQueue {
     pub posted: u16,
     /// Bytes before the first pointer of an entry: 16 in queues with signatures.
     pub header: usize,
-    /// That a message waited for a receive was said.
+    /// That a message waited for a receive, or was dropped, was said.
     pub explained: bool,
     /// Pointers of the receive in use.
     pub pointers: Vec<DataPointer>,

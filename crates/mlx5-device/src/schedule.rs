@@ -9,6 +9,9 @@ use roce::Now;
 
 use crate::carrier::COPIED_AT_ONCE;
 
+/// Packets of a queue sent over the wire in one poll: leaves time for arrivals and room for other queues.
+pub(super) const PACKETS_AT_ONCE: usize = 32;
+
 /// Every queue is looked at once in this time.
 const ROUND_NS: u64 = 500_000;
 

@@ -11,8 +11,10 @@ use super::fetch::Checks;
 use super::framing;
 use super::mkey::Mkeys;
 use super::qp::Qp;
+use super::qpn::slot_of;
 use super::reason::{About, STALLED};
 use super::route::Way;
+use super::schedule::PACKETS_AT_ONCE;
 use super::sq::{Kind, SendRequest};
 use crate::carrier::{Carrier, Icrc, Sender, Unsent};
 use crate::memory::{Fault, Memory};
@@ -25,9 +27,6 @@ const MAX_OUTSTANDING: usize = 256;
 
 /// Time-outs in a row that wait because replies of the peer are there and not read.
 const MAX_ANSWER_HOLDS: u8 = 4;
-
-/// Packets of a queue sent over the wire in one poll: leaves time for arrivals and room for other queues.
-pub(super) const PACKETS_AT_ONCE: usize = 32;
 
 impl<M: Memory> Core<M> {
     /// Reads what was posted, and hands it to the transport.
@@ -123,16 +122,27 @@ impl<M: Memory> Core<M> {
                 Err(Unsent::Full) => {
                     // A full ring is no work: the NIC may sleep until its peer has taken something.
                     qp.sq.progress.refused = true;
+                    let request = qp.sq.requester.as_mut().and_then(|r| r.work_request_mut(transmit.ticket));
+                    if let Some(peer) = request.map(|it| it.packet.dst_qpn).filter(|_| route.is_none()) {
+                        let there = || link.peer_in_words(slot_of(peer));
+                        let why = || format!("takes nothing from its full ring; {}", there());
+                        self.explain_wait(qp, (transmit.ticket, transmit.fragment.offset), peer, why);
+                    }
                     break;
                 }
                 Err(Unsent::Failed(syndrome)) => {
-                    qp.sq.fail_on_demand(transmit.ticket, syndrome);
+                    qp.sq.fail(transmit.ticket, Status::LocalQpOperation, |request| {
+                        request.kind = Kind::Injected(syndrome);
+                        request.why = "`softnic ctl inject error-cqe` asked for it".to_owned();
+                    });
                     return work + 1;
                 }
-                Err(Unsent::Fault(_) | Unsent::Unreachable) => {
-                    qp.sq.fail(transmit.ticket, Status::LocalProtection);
+                Err(Unsent::Fault(fault)) => {
+                    qp.sq.fail_at(transmit.ticket, fault);
                     return work + 1;
                 }
+                // Lost on the way, as `send` counts it.
+                Err(Unsent::Unreachable) => length,
             };
             work += 1;
             if let Some(requester) = &mut qp.sq.requester {
@@ -256,9 +266,9 @@ impl<M: Memory> Core<M> {
     fn finish(&mut self, qp: &mut Qp, mut request: Box<SendRequest>, completion: Completion) {
         let mut status = completion.status;
         if let (Status::Success, Some(old)) = (status, completion.atomic_old)
-            && !self.place_atomic(qp, &mut request, old)
+            && let Err(fault) = self.place_atomic(qp, &mut request, old)
         {
-            status = Status::LocalProtection;
+            (status, request.why) = (Status::LocalProtection, request.payload.why(fault));
         }
         match status {
             Status::Success => self.complete_send(qp, &request),
@@ -272,22 +282,23 @@ impl<M: Memory> Core<M> {
         self.wqe_fetch.pool.give(request);
     }
 
-    /// Puts an atomic's old value into the CQE or into memory. False: the memory cannot be written.
-    fn place_atomic(&mut self, qp: &Qp, request: &mut SendRequest, old: u64) -> bool {
+    /// Puts an atomic's old value into the CQE or into memory.
+    fn place_atomic(&mut self, qp: &Qp, request: &mut SendRequest, old: u64) -> Result<(), Fault> {
         let bytes = old.to_ne_bytes();
         if request.wqe.signalled && qp.sq.scatter >= bytes.len() {
             request.payload.inline.clear();
             request.payload.inline.extend_from_slice(&bytes);
-            return true;
+            return Ok(());
+        }
+        if request.payload.revoked {
+            return Err(Fault { addr: 0 });
         }
         let mut at = 0;
-        !request.payload.revoked
-            && request.payload.segments.iter().all(|segment| {
-                let end = (at + segment.len as usize).min(bytes.len());
-                let written = self.host.memory.write(segment.addr, &bytes[at..end], false);
-                at = end;
-                written.is_ok()
-            })
+        request.payload.segments.iter().try_for_each(|segment| {
+            let from = at;
+            at = (at + segment.len as usize).min(bytes.len());
+            self.host.memory.write(segment.addr, &bytes[from..at], false)
+        })
     }
 }
 

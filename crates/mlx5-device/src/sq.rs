@@ -12,7 +12,7 @@ use super::ring::Ring;
 use super::route::Way;
 use super::window::UmrRequest;
 use crate::carrier::{PathAddress, Payload, Position};
-use crate::memory::{Memory, Segment};
+use crate::memory::{Fault, Memory, Segment};
 
 /// The send side of a QP: the ring, and what was read from it and has not completed.
 #[derive(Debug)]
@@ -50,6 +50,10 @@ pub(super) struct TransmitProgress {
     pub last_sent: Option<Position>,
     /// Time-outs since the last reply that waited for replies to be read.
     pub answer_holds: u8,
+    /// The message that its peer last did not take, from which byte on, and since when.
+    pub waits: Option<((Ticket, u32), Now)>,
+    /// That one waited long was said.
+    pub explained: bool,
 }
 
 /// What becomes of a WQE.
@@ -128,6 +132,18 @@ impl SendRequest {
 }
 
 impl GatherList {
+    /// Why an access to this memory failed at an address.
+    #[cold]
+    pub(super) fn why(&self, fault: Fault) -> String {
+        let keys = format!("lkey {:#x} (first of {})", self.keys.first().unwrap_or(&0), self.keys.len());
+        if self.revoked {
+            return format!("{keys} or another was deregistered; keep it until the CQE");
+        }
+        let has = |segment: &&Segment| fault.addr.wrapping_sub(segment.addr) < segment.len;
+        let of = self.segments.iter().find(has).or(self.segments.first()).copied().unwrap_or_default();
+        format!("{fault}, of {} bytes at {:#x} by {keys}; keep it mapped until the CQE", of.len, of.addr)
+    }
+
     /// Keeps inline bytes. They do not move until the request is reused: there is room for all that a WQE can
     /// have.
     #[inline(never)]
@@ -261,23 +277,19 @@ impl SendQueue {
         None
     }
 
-    /// The message fails on demand.
+    /// A message cannot be sent, or its answer not be placed; `explain` notes why.
     #[cold]
-    pub(super) fn fail_on_demand(&mut self, ticket: Ticket, syndrome: CqeSyndrome) {
-        if let Some(request) =
-            self.requester.as_mut().and_then(|requester| requester.work_request_mut(ticket))
-        {
-            request.kind = Kind::Injected(syndrome);
-            request.why = "`softnic ctl inject error-cqe` asked for it".to_owned();
+    pub(super) fn fail(&mut self, ticket: Ticket, status: Status, explain: impl FnOnce(&mut SendRequest)) {
+        let Some(requester) = &mut self.requester else { return };
+        if let Some(request) = requester.work_request_mut(ticket) {
+            explain(request);
         }
-        self.fail(ticket, Status::LocalQpOperation);
+        requester.fail(ticket, status);
     }
 
-    /// A message cannot be sent, or its answer not be placed.
-    pub(super) fn fail(&mut self, ticket: Ticket, status: Status) {
-        if let Some(requester) = &mut self.requester {
-            requester.fail(ticket, status);
-        }
+    /// Memory of a message cannot be accessed.
+    pub(super) fn fail_at(&mut self, ticket: Ticket, fault: Fault) {
+        self.fail(ticket, Status::LocalProtection, |request| request.why = request.payload.why(fault));
     }
 
     /// Distance from the next block to read up to `to`.

@@ -93,6 +93,7 @@ pub struct Responder {
     ack_due: bool,
     outbound: Outbound,
     established: Established,
+    /// To report: of the last request dropped or, once it stopped, of the one that stopped it.
     failure: Option<Failure>,
     counters: ResponderCounters,
 }
@@ -221,7 +222,8 @@ impl Responder {
             self.established = Established::Reported;
             return Some(ResponderEvent::CommunicationEstablished);
         }
-        self.failure.take().map(ResponderEvent::Failed)
+        let is_end = self.state == State::Failed;
+        self.failure.take().map(if is_end { ResponderEvent::Failed } else { ResponderEvent::Dropped })
     }
 
     // Small facts.

@@ -2,7 +2,9 @@
 //!
 //! Reasons and events follow IBTA vol. 1 §9.9.3 (responder's errors) and its list of asynchronous events.
 
-use crate::{Access, Psn, Receive, RegionError, Request, ServiceType, Status, Work};
+use crate::message::MAX_MESSAGE_BYTES;
+use crate::packet::Position;
+use crate::{Access, Opcode, Psn, Receive, RegionError, Request, ServiceType, Status, Work};
 
 /// How a responder behaves; the QP attributes of the same names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,10 +74,20 @@ pub enum Refusal {
         "the QP grants access {granted:#x}, it needs {need:#x}; name it in qp_access_flags of ibv_modify_qp"
     )]
     Operation { granted: u32, need: u32 },
+    #[error("a {0:?} QP does not take it; compare the QP types of both ends")]
+    Service(ServiceType),
+    #[error("{0} bytes are more than the {MAX_MESSAGE_BYTES} of the longest message; split it")]
+    Length(u32),
+    /// `within`: the message that has begun.
     #[error(
-        "its operation, length or order of packets cannot be on this QP; compare QP type and path MTU of both ends"
+        "its {position:?} packet came {}; compare the PSNs of both ends",
+        .within.map_or("outside a message".to_owned(), |within| format!("inside a {within}"))
     )]
-    Shape,
+    Order { position: Position, within: Option<Opcode> },
+    #[error(
+        "its {position:?} packet of {bytes} bytes ends at byte {end} of {length}, path MTU {mtu}; set one path MTU at both ends"
+    )]
+    PacketBytes { position: Position, bytes: u32, end: u32, length: u32, mtu: u32 },
     #[error("an atomic is of 8 bytes at a multiple of 8; align its address")]
     Unaligned,
     #[error(
@@ -91,8 +103,10 @@ pub enum Refusal {
     NoReceive,
     #[error("{needed} bytes came and the receive has {capacity}; post a longer one, or send less")]
     TooLong { needed: u64, capacity: u64 },
-    #[error("its memory cannot be accessed; keep it mapped while it is registered")]
-    Memory,
+    #[error("address {0:#x} of its memory cannot be accessed; keep it mapped while it is registered")]
+    Memory(u64),
+    #[error("its Q_Key is {came:#x} and the QP's {own:#x}; send with the QP's")]
+    Qkey { came: u32, own: u32 },
     #[error("its region was deregistered or closed meanwhile; keep it until the peer is done")]
     Revoked,
 }
@@ -135,6 +149,8 @@ pub enum ResponderEvent {
     CommunicationEstablished,
     /// A fatal error.
     Failed(Failure),
+    /// UC, UD: a request was dropped; the responder goes on.
+    Dropped(Failure),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -127,8 +127,10 @@ pub enum Outcome {
     Atomic {
         old: u64,
     },
-    /// Memory of the responder's own process could not be accessed.
-    LocalFault,
+    /// Memory of the responder's own process could not be accessed, at this address of it.
+    LocalFault {
+        addr: u64,
+    },
     /// The region that the message's first packet was granted is no longer registered.
     Revoked,
 }

@@ -1,6 +1,10 @@
 //! Circles of files inside a crate: files that name each other's items in a loop, also through re-exports and
-//! `super::`; and files of one type's methods that call each other's, by `self` or `Self`, in a loop. A
-//! method that is called on anything else names no file, and types of one name count as one.
+//! `super::`, or that call each other's methods of one type, by `self` or `Self`.
+//!
+//! Two searches: one follows names, the other names and calls. In the second, two kinds of names do not
+//! count, because Rust needs them to split a type's methods over files. A file names the type whose methods
+//! it has, and a child module names items of its parent. A method that is called on anything but `self` names
+//! no file, and types of one name count as one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,9 +52,12 @@ pub fn check(tree: &Tree) -> Vec<String> {
     }
     let mut violations = Vec::new();
     for modules in crates.values() {
-        for arrows in [modules.arrows(), modules.methods()] {
-            violations.extend(circles(&arrows).iter().map(|circle| in_words(circle, &arrows)));
-        }
+        let names = modules.names();
+        let joined = modules.joined(&names);
+        let of_both = circles(&joined);
+        violations.extend(of_both.iter().map(|circle| in_words(circle, &joined)));
+        let is_new = |circle: &&Vec<&str>| !of_both.iter().any(|known| known.contains(&circle[0]));
+        violations.extend(circles(&names).iter().filter(is_new).map(|circle| in_words(circle, &names)));
     }
     violations
 }
@@ -177,7 +184,7 @@ fn paths(code: &str) -> impl Iterator<Item = Vec<String>> {
 }
 
 impl<'a> Modules<'a> {
-    fn arrows(&self) -> Arrows<'a> {
+    fn names(&self) -> Arrows<'a> {
         let mut arrows: Arrows<'a> = BTreeMap::new();
         for (at, module) in &self.all {
             let to = arrows.entry(module.file).or_default();
@@ -233,6 +240,24 @@ impl<'a> Modules<'a> {
                             .or_default()
                             .insert(format!("{of}::{name}"));
                     }
+                }
+            }
+        }
+        arrows
+    }
+
+    /// Calls of methods, and the names that count beside them.
+    fn joined(&self, names: &Arrows<'a>) -> Arrows<'a> {
+        let mut arrows = self.methods();
+        for (at, module) in &self.all {
+            let own: BTreeSet<&str> = impl_lines(&module.code).map(|(of, ..)| of).collect();
+            let parent = at.split_last().and_then(|(_, parent)| self.all.get(parent));
+            let others = names[module.file].iter().filter(|(to, _)| parent.is_none_or(|it| it.file != **to));
+            for (to, named) in others {
+                let named: Names =
+                    named.iter().filter(|name| !own.contains(name.as_str())).cloned().collect();
+                if !named.is_empty() {
+                    arrows.entry(module.file).or_default().entry(to).or_default().extend(named);
                 }
             }
         }
@@ -358,6 +383,29 @@ mod tests {
         assert!(found("own").is_empty(), "{:?}", found("own"));
         let circle = found("fact");
         assert!(circle.len() == 1 && circle[0].contains("a/below.rs → x/src/a.rs: A::fact"), "{circle:?}");
+    }
+
+    #[test]
+    fn a_circle_of_one_method_and_one_name_is_named() {
+        let [core, begin] =
+            ["pub struct Core;\n", "impl Core {\n    fn begin(&self) {\n        self.end()\n    }\n}\n"];
+        let end = "impl Core {\n    pub(super) fn end(&self) {}\n}\n";
+        let found = |[of_a, of_b]: [&str; 2]| {
+            let use_core = "use super::core::Core;\n";
+            let [a, b] = [[use_core, of_a, begin].concat(), [use_core, of_b, end].concat()];
+            found(&[("x/src/core.rs", core), ("x/src/a.rs", &a), ("x/src/b.rs", &b)])
+        };
+        assert!(found(["pub const MOST: u32 = 3;\n", ""]).is_empty());
+        let child = "use super::{A, MOST};\nimpl A {\n    fn end(&self) {}\n}\n";
+        let parent = "mod b;\npub const MOST: u32 = 3;\npub struct A;\nimpl A {\n    fn begin(&self) {\n        self.end()\n    }\n}\n";
+        assert!(
+            check(&Tree::of(&[("x/src/a.rs", parent), ("x/src/a/b.rs", child)])).is_empty(),
+            "a parent and its child"
+        );
+        let circle = found(["pub const MOST: u32 = 3;\n", "use super::a::MOST;\n"]);
+        for words in ["a.rs → x/src/b.rs: Core::end", "b.rs → x/src/a.rs: MOST"] {
+            assert!(circle.len() == 1 && circle[0].contains(words), "{words}: {circle:?}");
+        }
     }
 
     #[test]

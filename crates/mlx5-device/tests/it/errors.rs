@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use mlx5_device::Reason;
 use mlx5_device::command::ModifyQp;
 use mlx5_device::commands::*;
 use mlx5_device::testing::{Data, QpId, QpShape, Region, WorkRequest};
@@ -418,6 +419,7 @@ fn memory_that_went_away_is_an_error_and_not_a_crash() {
     let region = driver.region(64, ALL);
     let block = driver.region(1 << 16, ALL);
     block.block.protect(0);
+    let refused = format!("address {:#x}", block.block.address());
     for (name, request, wanted) in [
         ("small SEND", WorkRequest::send(&block, 0, 8), CqeSyndrome::LocalProtection),
         (
@@ -426,6 +428,8 @@ fn memory_that_went_away_is_an_error_and_not_a_crash() {
             CqeSyndrome::LocalProtection,
         ),
         ("WRITE to there", WorkRequest::write(&region, 0, 8, &block, 0), CqeSyndrome::RemoteOperation),
+        ("READ to there", WorkRequest::read(&block, 0, 8, &region, 0), CqeSyndrome::LocalProtection),
+        ("old value there", WorkRequest::fetch_add(&block, 0, (&region, 0), 1), CqeSyndrome::LocalProtection),
         ("READ from there", WorkRequest::read(&region, 0, 8, &block, 0), CqeSyndrome::RemoteOperation),
         ("atomic there", WorkRequest::fetch_add(&region, 0, (&block, 0), 1), CqeSyndrome::RemoteOperation),
     ] {
@@ -434,5 +438,9 @@ fn memory_that_went_away_is_an_error_and_not_a_crash() {
         driver.post(a, &request).settle();
         let cqe = driver.poll_send(a).unwrap_or_else(|| panic!("{name}: nothing was reported"));
         assert_eq!(syndrome(&cqe), Some(wanted), "{name}");
+        let reasons = driver.sinks.take_reasons();
+        let of = if wanted == CqeSyndrome::LocalProtection { " bytes at 0x" } else { " of its memory" };
+        let about = |reason: &Reason| reason.why.contains(&refused) && reason.why.contains(of);
+        assert!(reasons.iter().any(about), "{name}: {reasons:?}");
     }
 }

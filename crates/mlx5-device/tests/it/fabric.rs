@@ -26,6 +26,8 @@ pub struct Fabric {
     now: Now,
     /// By slot.
     lanes: Vec<Lanes>,
+    /// No record of a request has room.
+    pub full: bool,
     /// Of every packet that leaves a device its time, sender and bytes.
     pub hashes: Vec<u64>,
 }
@@ -174,6 +176,9 @@ impl Carrier for End {
         let payload = self.read_payload(packet.payload, payload)?;
         let mut fabric = self.fabric.borrow_mut();
         let (due, to, from) = (fabric.now, mlx5_device::slot_of(packet.dst_qpn), self.slot);
+        if fabric.full && packet.content.is_request() {
+            return Err(Unsent::Full);
+        }
         let lanes = fabric.lanes.get_mut(usize::from(to)).ok_or(Unsent::Unreachable)?;
         let datagram = packet.service == ServiceType::Ud;
         let addressing = Addressing {

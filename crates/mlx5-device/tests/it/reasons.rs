@@ -8,11 +8,12 @@ use mlx5_device::counters::name_of;
 use mlx5_device::doorbell::PATIENCE_NS;
 use mlx5_device::faults::{Injection, InjectionKind};
 use mlx5_device::reason::STALLED;
-use mlx5_device::testing::{Opening, QpId, QpShape, WorkRequest};
+use mlx5_device::testing::{Opening, QpId, QpShape, Region, WorkRequest};
 use mlx5_device::{About, Reason};
 use mlx5_layout::CqeSyndrome;
 use mlx5_layout::doorbell::Doorbell;
 use mlx5_layout::send_wqe::DataPointer;
+use roce::ServiceType;
 use roce::wire::gid_of;
 
 use crate::machine::{ALL, Driver, Setup, syndrome};
@@ -188,6 +189,62 @@ fn a_queue_that_does_not_go_on_says_what_its_record_and_register_say() {
         ring(&mut driver, qp);
         driver.settle().advance(2 * PATIENCE_NS);
         check(&driver, name, qp, STALLED, words);
+    }
+}
+
+#[test]
+fn a_queue_whose_peer_takes_no_message_says_once_after_a_second_what_it_waits_for() {
+    for full in [false, true] {
+        let setup = Setup::new("why-waits");
+        let fabric = setup.fabric.clone();
+        let mut driver = Driver::new(setup);
+        let (a, b) = driver.pair(QpShape::default());
+        let region = driver.region(64, ALL);
+        let (qpn, peer) = (driver.qp(a).qpn, driver.qp(b).qpn);
+        let reason = |driver: &Driver| reason_of(&driver.sinks.take_reasons(), qpn, None, STALLED);
+        for life in 0..2 {
+            fabric.borrow_mut().full = full;
+            driver.post(a, &WorkRequest::send(&region, 0, 8)).settle().advance(PATIENCE_NS / 2);
+            assert_eq!(reason(&driver), None, "within a second");
+            driver.advance(PATIENCE_NS);
+            let (why, of) = (reason(&driver), format!("QP {peer:#x} "));
+            let words = [of.as_str(), if full { "from its full ring" } else { "no receive for a message" }];
+            let is_named = |why: &String| words.iter().all(|word| why.contains(word));
+            assert!(
+                (life == 1 || why.as_ref().is_some_and(is_named)) && why.is_some() == (life == 0),
+                "{why:?}"
+            );
+            fabric.borrow_mut().full = false;
+            driver.post_receive(b, &[region.pointer(0, 64)]);
+            driver.advance(PATIENCE_NS);
+            assert!(driver.poll_send(a).is_some_and(|cqe| syndrome(&cqe).is_none()), "it goes on");
+        }
+    }
+}
+
+#[test]
+fn a_message_that_an_unreliable_queue_drops_has_a_reason_there_once() {
+    for (service, words) in [
+        (ServiceType::Uc, ["RDMA WRITE of 8 bytes", "key 0x100 names nothing"]),
+        (ServiceType::Ud, ["SEND of 8 bytes by QP 0x40", "its Q_Key is 0x22222222 and the QP's 0x11111111"]),
+    ] {
+        let mut driver = Driver::new(Setup::new("why-dropped"));
+        let (a, b) = driver.pair(QpShape { service, ..QpShape::default() });
+        let region = driver.region(64, ALL);
+        let nobody = Region { rkey: 0x100, ..driver.region(64, ALL) };
+        let bad = match service {
+            ServiceType::Ud => {
+                let datagram = Some(driver.vector(b, 0x2222_2222));
+                WorkRequest { datagram, ..WorkRequest::send(&region, 0, 8) }
+            }
+            _ => WorkRequest::write(&region, 0, 8, &nobody, 0),
+        };
+        driver.post(a, &bad).post(a, &bad).settle();
+        let (reasons, about) = (driver.sinks.take_reasons(), About::Qp(driver.qp(b).qpn, None));
+        let [reason] = &reasons[..] else { panic!("{service:?}: {reasons:?}") };
+        assert!((reason.about, reason.kind) == (about, "refused"), "{service:?}: {reason:?}");
+        assert!(words.iter().all(|word| reason.why.contains(word)), "{service:?}: {reason:?}");
+        assert_eq!(driver.state(b), 3, "it goes on");
     }
 }
 

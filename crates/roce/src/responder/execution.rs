@@ -21,12 +21,12 @@ impl Responder {
         }
         match (pending, outcome) {
             (Pending::Nothing, _) => {}
-            (Pending::Part | Pending::Message, Outcome::LocalFault) => self.local_fault(),
+            (Pending::Part | Pending::Message, Outcome::LocalFault { addr }) => self.local_fault(addr),
             (Pending::Part | Pending::Message, Outcome::Revoked) => self.revoked(),
             (Pending::Part, _) => self.part_done(),
             (Pending::Message, Outcome::Atomic { old }) => self.message_done(old),
             // Our own device broke its promise: an atomic without a result cannot be answered.
-            (Pending::Message, Outcome::Done) => self.local_fault(),
+            (Pending::Message, Outcome::Done) => self.local_fault(0),
         }
     }
 
@@ -145,12 +145,12 @@ impl Responder {
     /// Our own memory failed (IBTA §9.9.3, remote operational error). The receive's completion reports a
     /// fault in its buffers, an event one in registered memory.
     #[cold]
-    fn local_fault(&mut self) {
+    fn local_fault(&mut self, addr: u64) {
         let (event, status) = match self.at_work.opcode.is_send() {
             true => (None, Status::LocalProtection),
             false => (Some(AsyncEvent::QpFatal), Status::Flushed),
         };
-        self.refuse(NakCode::RemoteOperation, event, status, Refusal::Memory);
+        self.refuse(NakCode::RemoteOperation, event, status, Refusal::Memory(addr));
     }
 
     /// The region went away between two packets. A card checks the key with every packet (IBTA §9.7.4).

@@ -17,7 +17,7 @@ impl Responder {
             Relation::Duplicate => return self.duplicate(packet, resources),
         }
         if !self.take_up(packet) {
-            return self.refuse_reliably(Refusal::Shape);
+            return self.refuse_reliably(self.misfit(packet));
         }
         match self.admit_part(packet, resources) {
             Ok(region) => {

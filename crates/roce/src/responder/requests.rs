@@ -40,6 +40,20 @@ impl Responder {
         adds_up && self.may_carry(position, bytes)
     }
 
+    /// Which check of [`Responder::take_up`] a packet has failed.
+    #[cold]
+    pub(super) fn misfit(&self, packet: &Packet) -> Refusal {
+        let (position, bytes) = (packet.content.position(), packet.payload.length);
+        let within = self.assembly.as_ref().map(|assembly| assembly.first.opcode);
+        match describe(packet, 0, self.assembly.as_ref()) {
+            Some(Request { length, fragment, .. }) if position.starts() != within.is_some() => {
+                let (end, mtu) = (fragment.offset.saturating_add(bytes), self.config.path_mtu_bytes);
+                Refusal::PacketBytes { position, bytes, end, length, mtu }
+            }
+            _ => Refusal::Order { position, within },
+        }
+    }
+
     /// Whether a packet here may have so many bytes: those of one on a wire, of several in shared memory.
     #[inline(always)]
     fn may_carry(&self, position: Position, bytes: u32) -> bool {
@@ -60,10 +74,8 @@ impl Responder {
         resources: &mut impl Resources,
     ) -> Result<Region, Refusal> {
         let Some(Assembly { region, .. }) = self.assembly else { return self.admit(resources) };
-        let Request { opcode, length, .. } = self.at_work;
-        if !opcode.allowed_on(self.config.service) || length > MAX_MESSAGE_BYTES {
-            return Err(Refusal::Shape);
-        }
+        let opcode = self.at_work.opcode;
+        check_shape(&self.config, &self.at_work)?;
         if opcode.is_send() || opcode == Opcode::WriteImm && packet.content.position().ends() {
             self.hold_receive(resources)?;
         }
@@ -197,7 +209,8 @@ fn check_shape(config: &ResponderConfig, request: &Request) -> Result<(), Refusa
     let (granted, need) = (config.access, opcode.remote_access());
     let atomic_well = !opcode.is_atomic() || request.remote_va.is_multiple_of(8);
     match () {
-        () if !opcode.allowed_on(config.service) || length > MAX_MESSAGE_BYTES => Err(Refusal::Shape),
+        () if !opcode.allowed_on(config.service) => Err(Refusal::Service(config.service)),
+        () if length > MAX_MESSAGE_BYTES => Err(Refusal::Length(length)),
         () if !granted.contains(need) => Err(Refusal::Operation { granted: granted.0, need: need.0 }),
         () if !atomic_well => Err(Refusal::Unaligned),
         () => Ok(()),

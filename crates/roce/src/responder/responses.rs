@@ -102,8 +102,10 @@ impl Responder {
         let (opcode, length) = (Opcode::Read, len as u32);
         self.at_work = Request { opcode, psn, remote_va, rkey, length, ..Request::default() };
         let (code, event, why) = match outcome {
-            Outcome::Revoked => (NakCode::RemoteAccess, AsyncEvent::AccessError, Refusal::Revoked),
-            _ => (NakCode::RemoteOperation, AsyncEvent::QpFatal, Refusal::Memory),
+            Outcome::LocalFault { addr } => {
+                (NakCode::RemoteOperation, AsyncEvent::QpFatal, Refusal::Memory(addr))
+            }
+            _ => (NakCode::RemoteAccess, AsyncEvent::AccessError, Refusal::Revoked),
         };
         self.refuse(code, Some(event), Status::Flushed, why);
     }

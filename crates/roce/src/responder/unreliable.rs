@@ -3,8 +3,9 @@
 //! Follows IBTA vol. 1, its rules for UC and UD.
 
 use super::Responder;
+use super::requests::describe;
 use crate::packet::Position;
-use crate::{DropReason, Packet, Refusal, Resources, Status, Verdict};
+use crate::{DropReason, Failure, Packet, Refusal, Resources, Status, Verdict};
 
 impl Responder {
     // Unreliable connection: a packet out of sequence voids its message without an answer.
@@ -22,7 +23,7 @@ impl Responder {
                 return self.drop(DropReason::Hole);
             }
             self.expected_psn = end;
-            return self.drop(DropReason::InvalidRequest);
+            return self.refuse_silently(self.misfit(packet));
         }
         match self.admit_part(packet, resources) {
             Ok(region) => self.execute(packet, region, resources),
@@ -38,11 +39,13 @@ impl Responder {
 
     pub(super) fn datagram(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
         if packet.deth.qkey != self.config.qkey {
-            return self.drop(DropReason::WrongQkey);
+            let (came, own) = (packet.deth.qkey, self.config.qkey);
+            self.at_work = describe(packet, packet.deth.src_qpn, None).unwrap_or_default();
+            return self.refuse_silently(Refusal::Qkey { came, own });
         }
         let fits = packet.payload.length <= self.config.path_mtu_bytes;
-        if packet.content.position() != Position::Only || !fits || !self.take_up(packet) {
-            return self.drop(DropReason::InvalidRequest);
+        if !self.take_up(packet) || packet.content.position() != Position::Only || !fits {
+            return self.refuse_silently(self.misfit(packet));
         }
         match self.admit(resources) {
             Ok(region) => self.execute(packet, region, resources),
@@ -51,15 +54,19 @@ impl Responder {
     }
 
     fn refuse_silently(&mut self, refusal: Refusal) -> Verdict {
-        match refusal {
-            Refusal::NoReceive => self.drop(DropReason::NoReceive),
-            Refusal::Region(_) => self.drop(DropReason::RemoteAccess),
+        let reason = match refusal {
+            // Ordinary for datagrams: counters say it.
+            Refusal::NoReceive => return self.drop(DropReason::NoReceive),
+            Refusal::Qkey { .. } => DropReason::WrongQkey,
+            Refusal::Region(_) => DropReason::RemoteAccess,
             // The peer gets no answer, but the receive is used up: it ends in error, and with it the QP.
             Refusal::TooLong { .. } => {
                 self.fail(None, Status::LocalLength, refusal);
-                self.drop(DropReason::TooLong)
+                return self.drop(DropReason::TooLong);
             }
-            _ => self.drop(DropReason::InvalidRequest),
-        }
+            _ => DropReason::InvalidRequest,
+        };
+        self.failure = Some(Failure { receive: None, event: None, why: refusal, request: self.at_work });
+        self.drop(reason)
     }
 }

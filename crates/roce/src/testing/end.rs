@@ -149,6 +149,7 @@ impl End {
         while let Some(event) = self.connection.poll_event() {
             match event {
                 Event::Responder(ResponderEvent::CommunicationEstablished) => self.established = true,
+                Event::Responder(ResponderEvent::Dropped(_)) => {}
                 Event::Responder(ResponderEvent::Failed(failure)) => {
                     self.failure = Some(failure);
                     let first = failure.receive.map(|failed| (failed.receive, failed.status));

@@ -269,7 +269,7 @@ fn attack_with(attack: &Attack, reached: &mut Reached) -> Result<(), TestCaseErr
             check_work(&request, &work, access)?;
             reached.executed[request.opcode as usize] += 1;
             match outcome {
-                0 => responder.executed(Outcome::LocalFault),
+                0 => responder.executed(Outcome::LocalFault { addr: 0 }),
                 1 => {}
                 2 => responder.executed(Outcome::Revoked),
                 _ if request.opcode.is_atomic() => responder.executed(Outcome::Atomic { old: 1 }),

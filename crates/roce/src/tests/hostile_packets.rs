@@ -161,7 +161,7 @@ fn answer(connection: &mut Connection, packet: &Packet, work: Work, (mtu, most):
         Work::Atomic { region, .. } => assert_eq!((region.len, region.va % 8), (8, 0)),
     }
     connection.responder.executed(match (fault, work) {
-        (0, _) => Outcome::LocalFault,
+        (0, _) => Outcome::LocalFault { addr: 0 },
         (1, _) => Outcome::Revoked,
         (_, Work::Atomic { .. }) => Outcome::Atomic { old: 1 },
         _ => Outcome::Done,

@@ -363,7 +363,7 @@ fn a_fault_in_the_responders_memory_is_a_remote_operation_error() {
         (Opcode::FetchAdd, "atomic RemoteOperation7", None, Some(AsyncEvent::QpFatal)),
     ] {
         let mut scene = scene(ServiceType::Rc, &[64]);
-        scene.outcome = Outcome::LocalFault;
+        scene.outcome = Outcome::LocalFault { addr: 0 };
         assert_eq!(scene.take(&request(opcode, 7)), answer, "{opcode:?}");
         let events = scene.events();
         let Some(ResponderEvent::Failed(failure)) = events.last() else { panic!("{events:?}") };

@@ -208,6 +208,34 @@ fn opcodes_and_lengths_are_answered_as_the_rules_say() {
 }
 
 #[test]
+fn a_refused_packet_is_explained_by_the_check_it_failed_and_its_values() {
+    let full = MTU;
+    for (packets, wanted) in [
+        (vec![send(7, Middle, full)], "its Middle packet came outside a message"),
+        (vec![send(7, First, full), write(8, Last, 1, 0)], "its Last packet came inside a SEND"),
+        (vec![send(7, First, full), read(8, 0, 8)], "its Only packet came inside a SEND"),
+        (
+            vec![send(7, First, full - 1)],
+            "its First packet of 1023 bytes ends at byte 1023 of 1023, path MTU 1024",
+        ),
+        (
+            vec![write(7, First, full, 1500), write(8, Last, 1, 0)],
+            "its Last packet of 1 bytes ends at byte 1025 of 1500",
+        ),
+        (vec![write(7, First, full, (1 << 31) + 1)], "2147483649 bytes are more than the 2147483648"),
+    ] {
+        let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
+        for packet in &packets {
+            scene.take(packet);
+        }
+        let last = std::iter::from_fn(|| scene.responder.poll_event()).last();
+        let Some(ResponderEvent::Failed(failure)) = last else { panic!("{wanted}: {last:?}") };
+        let why = failure.why.to_string();
+        assert!(why.starts_with(wanted), "{wanted}: {why}");
+    }
+}
+
+#[test]
 fn keys_and_reads_are_answered_as_the_rules_say() {
     let wrong_key = Content::Write {
         position: First,
@@ -384,7 +412,7 @@ fn a_read_asked_for_again_before_its_turn_is_answered_once() {
 fn bytes_of_a_read_that_cannot_be_read_end_it_at_their_psn() {
     for (outcome, replies, event) in [
         (Outcome::Revoked, "acc8", AsyncEvent::AccessError),
-        (Outcome::LocalFault, "op8", AsyncEvent::QpFatal),
+        (Outcome::LocalFault { addr: 0 }, "op8", AsyncEvent::QpFatal),
     ] {
         let mut scene = Fixture::new(ServiceType::Rc, 7, 100);
         scene.take(&read(7, 0, 3000));

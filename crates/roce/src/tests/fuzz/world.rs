@@ -326,7 +326,11 @@ impl End {
                     let need = Access::REMOTE_READ;
                     let bytes = self.process.granted(region, part.offset, part.length as usize, need);
                     let Some(bytes) = bytes.filter(|_| rng.below(200) > 0) else {
-                        let fault = if rng.below(2) == 0 { Outcome::Revoked } else { Outcome::LocalFault };
+                        let fault = if rng.below(2) == 0 {
+                            Outcome::Revoked
+                        } else {
+                            Outcome::LocalFault { addr: 0 }
+                        };
                         self.connection.responder.read_failed(fault);
                         count(reached, "READ responses that could not be read");
                         continue;
@@ -420,7 +424,7 @@ impl End {
                 };
             }
         }
-        if trouble == 0 { Outcome::LocalFault } else { Outcome::Done }
+        if trouble == 0 { Outcome::LocalFault { addr: 0 } } else { Outcome::Done }
     }
 
     fn place(&self, ticket: Ticket, part: Fragment, payload: &[u8]) {
@@ -442,6 +446,10 @@ impl End {
             match event {
                 Event::Responder(ResponderEvent::CommunicationEstablished) => {
                     count(reached, "event CommunicationEstablished");
+                }
+                Event::Responder(ResponderEvent::Dropped(failure)) => {
+                    assert!(failure.receive.is_none() && !self.connection.responder.is_failed());
+                    count(reached, "event Dropped");
                 }
                 Event::Responder(ResponderEvent::Failed(failure)) => {
                     let name = failure.event.map_or("none, the receive tells".into(), |e| format!("{e:?}"));
