@@ -4,18 +4,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use measure::{BackgroundLoad, JsonLines, Label, Provenance};
 use serde::Serialize;
 
 use crate::measured::{self, Entry};
 use crate::modelled::Modelled;
-use crate::point::{self, Key, Point, crowded, disturbed, label_of, provenance_of};
+use crate::point::{self, Key, Point, crowded, disturbed, label_of, poster, provenance_of};
+use crate::refused::Refused;
 use crate::resume::{self, Earlier, Options};
 use crate::spec::{Extent, Grid};
 use crate::verdict::Judged;
 pub use crate::write_whole::write_whole;
 use crate::{Experiment, Picture, Samples, pictures, png, table};
+
+/// Failures in a row with one error after which a run stops, or as many as there are series. A series that
+/// always fails hides no other one, and a run of which every point fails ends soon.
+const ALIKE: usize = 3;
 
 /// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
 const PNG_SCALE: f32 = 3.0;
@@ -73,7 +78,9 @@ struct Summary<'a> {
     replaced: &'a [Point],
 }
 
-/// Measures what is missing of `grid`. `progress`: how many points are there, and which is measured next.
+/// Measures what is missing of `grid`. `progress`: how many points are there, and which is measured next. A
+/// point whose measurement fails is missing, and the others are measured.
+/// Errors: a refusal, a results file that cannot be written, [`ALIKE`] failures in a row.
 pub fn measure(
     experiment: &Experiment,
     options: &Options,
@@ -89,25 +96,54 @@ pub fn measure(
     let mut lines = JsonLines::append_to(&file).with_context(again)?;
     let done: BTreeSet<Key> = earlier.points.iter().map(Point::key).collect();
     let since = Instant::now();
+    let mut alike = (0, String::new());
     for key in grid.keys().iter().filter(|key| !done.contains(key)) {
         let count = earlier.points.len();
         progress(count as u64, &key.to_string());
         let others = bench.is_here().then(BackgroundLoad::watch).flatten();
         let begun = Instant::now();
-        let measured = bench.measure(key, grid.seconds_of(&key.series));
+        let seconds = grid.seconds_of(&key.series);
+        let measured = bench.measure(key, seconds);
         let place = || format!("{key} ({count} points are in {}; {})", file.display(), options.again);
-        let mut point = measured.with_context(place)?;
+        let (mut point, why) = match measured {
+            Ok(point) => (point, String::new()),
+            Err(error) if error.is::<Refused>() => return Err(error).with_context(place),
+            Err(error) => {
+                let (settings, why) = (bench.asked(key), format!("{error:#}"));
+                let point = missing(&experiment.spec.name, key, provenance, &why);
+                (Point { seconds, settings, ..point }, why)
+            }
+        };
         point.took_s = Some(begun.elapsed().as_millis() as f64 / 1e3);
         if point.others.is_none() {
             point.others = others.as_ref().and_then(BackgroundLoad::cores);
         }
         lines.push(&point).with_context(again)?;
         earlier.points.push(point);
+        alike = (if why == alike.1 { alike.0 + 1 } else { 1 }, why);
+        ensure!(
+            alike.1.is_empty() || alike.0 < ALIKE.max(grid.series.len()),
+            "{}: the run stops, as {} points in a row failed alike: {}",
+            place(),
+            alike.0,
+            alike.1
+        );
     }
     let count = earlier.points.len();
     let points = if count == 1 { "point" } else { "points" };
     say!("{count} {points} in {:.0} s", since.elapsed().as_secs_f64());
     Ok(earlier)
+}
+
+/// A point without numbers, and why it has none.
+fn missing(experiment: &str, key: &Key, provenance: &Provenance, why: &str) -> Point {
+    let mut provenance = provenance.clone();
+    if provenance.gpu == Label::None {
+        provenance.gpu = poster(&key.series);
+    }
+    let parts = [provenance.nic, provenance.gpu, provenance.link].into_iter();
+    let label = Label::weakest(parts.filter(|part| *part != Label::None));
+    Point { missing: Some(why.to_owned()), ..Point::new(experiment, key.clone(), label, provenance) }
 }
 
 /// Writes `summary.json` and the plots, prints table and verdicts, records.
@@ -163,6 +199,8 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
         say!("plot: {}", out.join(format!("{name}.png")).display());
     }
     say!("results in {}", out.display());
+    let broken = points.iter().filter(|point| !point.is_whole());
+    broken.for_each(|point| say!("not whole: {}", point.what_is_missing()));
     if let Some(why) = not_whole(points, &options.again) {
         bail!("{why}");
     }
@@ -217,17 +255,17 @@ mod tests {
     use crate::point::example;
     use crate::refused::Refused;
 
-    /// Says numbers of its own; from the point of this number on it fails.
+    /// Says numbers of its own, or fails.
     struct Fake {
         calls: usize,
-        dies: usize,
+        dies: fn(&Key) -> bool,
         label: fn(&Key) -> Label,
     }
 
     impl Bench for Fake {
         fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
             self.calls += 1;
-            anyhow::ensure!(self.calls < self.dies, "its program died");
+            ensure!(!(self.dies)(key), "its program died");
             let (at, repetition) = (key.at.clone(), key.repetition);
             let provenance = provenance();
             let label = (self.label)(key);
@@ -261,25 +299,67 @@ mod tests {
     }
 
     const HARDWARE: fn(&Key) -> Label = |_| Label::Hardware;
+    const NEVER: fn(&Key) -> bool = |_| false;
+
+    /// Says to the test below that it is the run.
+    const DIES: &str = "EXPERIMENT_TEST_DIES";
 
     #[test]
-    fn a_run_that_dies_names_the_point_and_goes_on() {
+    fn a_series_that_always_dies_hides_no_other_and_is_measured_again() {
         let mut options = options("dies");
-        let mut fake = Fake { calls: 0, dies: 4, label: HARDWARE };
-        let error = format!("{:#}", run(&options, &mut fake).unwrap_err());
-        assert!(error.starts_with("cpu-shim at 4096 B, list 1, repetition 0 (3 points are in"), "{error}");
-        assert!(error.contains("results.jsonl; go on with: figure 4 --resume): its program died"), "{error}");
+        let mut fake = Fake { calls: 0, dies: |key| key.series == "cpu-ibverbs", label: HARDWARE };
+        if std::env::var_os(DIES).is_some() {
+            say!("{:#}", run(&options, &mut fake).unwrap_err());
+            fs::remove_dir_all(&options.out).unwrap();
+            return;
+        }
+        let said = of_one_test("a_series_that_always_dies_hides_no_other_and_is_measured_again", DIES, "1");
+        let named = said.lines().filter(|line| line.starts_with("not whole: cpu-ibverbs at ")).count();
+        let last = "4 of 8 points are not whole, the first: cpu-ibverbs at 64 B, list 1, repetition 0: its program died; ";
+        assert!(named == 4 && said.contains(last) && said.contains("figure 4 --resume"), "{said}");
+        assert!(run(&options, &mut fake).is_err());
+        let summary = fs::read_to_string(options.out.join("summary.json")).unwrap();
+        assert!(summary.contains("\"label\": \"hardware\""), "{summary}");
         options.resume = true;
-        let mut fake = Fake { calls: 0, dies: 99, label: HARDWARE };
-        assert_eq!((run(&options, &mut fake).unwrap().points.len(), fake.calls), (8, 5));
+        let mut fake = Fake { calls: 0, dies: NEVER, label: HARDWARE };
+        assert_eq!((run(&options, &mut fake).unwrap().points.len(), fake.calls), (8, 4));
         fs::remove_dir_all(&options.out).unwrap();
+    }
+
+    #[test]
+    fn a_run_of_which_every_point_fails_alike_stops_and_says_so() {
+        let mut options = options("alike");
+        for resume in [false, true] {
+            options.resume = resume;
+            let mut fake = Fake { calls: 0, dies: |_| true, label: HARDWARE };
+            let error = format!("{:#}", run(&options, &mut fake).unwrap_err());
+            let words = [
+                "cpu-ibverbs at 4096 B, list 1, repetition 0 (2 points are in",
+                "3 points in a row failed alike: its program died",
+            ];
+            assert!(fake.calls == 3 && words.iter().all(|words| error.contains(words)), "{error}");
+        }
+        // One that succeeds in between is a new beginning.
+        let mut fake = Fake { calls: 0, dies: |key| key.x == 4096, label: HARDWARE };
+        options.resume = false;
+        assert!(run(&options, &mut fake).unwrap_err().to_string().contains("4 of 8 points are not whole"));
+        assert_eq!(fake.calls, 8);
+        fs::remove_dir_all(&options.out).unwrap();
+    }
+
+    /// What the test of that name says in its own process.
+    fn of_one_test(name: &str, variable: &str, value: &str) -> String {
+        let mut us = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = format!("run::tests::{name}");
+        let said = us.args(["--exact", &name, "--nocapture"]).env(variable, value).output().unwrap();
+        String::from_utf8_lossy(&said.stdout).into_owned()
     }
 
     #[test]
     fn the_weakest_label_is_the_runs() {
         let options = options("label");
         let label = |key: &Key| if key.x == 64 { Label::Emulated } else { Label::Hardware };
-        run(&options, &mut Fake { calls: 0, dies: 99, label }).unwrap();
+        run(&options, &mut Fake { calls: 0, dies: NEVER, label }).unwrap();
         let summary = fs::read(options.out.join("summary.json")).unwrap();
         let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
         assert_eq!(summary["label"], "emulated");
@@ -294,10 +374,10 @@ mod tests {
     fn two_runs_do_not_share_a_folder() {
         let options = options("lock");
         let first = resume::lock(&options.out).unwrap();
-        let error = run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap_err();
+        let error = run(&options, &mut Fake { calls: 0, dies: NEVER, label: HARDWARE }).unwrap_err();
         assert!(error.is::<Refused>() && error.to_string().contains("another run writes there"), "{error:#}");
         drop(first);
-        run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap();
+        run(&options, &mut Fake { calls: 0, dies: NEVER, label: HARDWARE }).unwrap();
         fs::remove_dir_all(&options.out).unwrap();
     }
 
@@ -308,7 +388,7 @@ mod tests {
     fn a_file_that_cannot_grow_says_once_why_and_how_to_go_on() {
         if std::env::var_os(FULL).is_some() {
             let options = options("full");
-            let error = run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap_err();
+            let error = run(&options, &mut Fake { calls: 0, dies: NEVER, label: HARDWARE }).unwrap_err();
             say!("{error:#}");
             fs::remove_dir_all(&options.out).unwrap();
             return;
@@ -339,14 +419,12 @@ mod tests {
         if let Ok(extent) = std::env::var(EXTENT) {
             let options =
                 Options { extent: serde_json::from_value(extent.into()).unwrap(), ..options("pictures") };
-            run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap();
+            run(&options, &mut Fake { calls: 0, dies: NEVER, label: HARDWARE }).unwrap();
             return;
         }
         for (extent, is_judged) in [("normal", true), ("smoke", false)] {
-            let mut us = std::process::Command::new(std::env::current_exe().unwrap());
-            let name = "run::tests::the_end_of_a_run_names_its_pictures_and_a_smoke_run_has_no_verdict";
-            let said = us.args(["--exact", name, "--nocapture"]).env(EXTENT, extent).output().unwrap();
-            let said = String::from_utf8_lossy(&said.stdout).into_owned();
+            let name = "the_end_of_a_run_names_its_pictures_and_a_smoke_run_has_no_verdict";
+            let said = of_one_test(name, EXTENT, extent);
             let plots: Vec<&Path> =
                 said.lines().filter_map(|line| line.strip_prefix("plot: ")).map(Path::new).collect();
             assert!(plots.len() == 2 && plots.iter().all(|plot| plot.is_file()), "{said}");
@@ -382,12 +460,12 @@ mod tests {
     #[test]
     fn a_damaged_line_comes_with_advice() {
         let mut options = options("damaged");
-        run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap();
+        run(&options, &mut Fake { calls: 0, dies: NEVER, label: HARDWARE }).unwrap();
         let file = options.out.join("results.jsonl");
         let text = fs::read_to_string(&file).unwrap().replacen("\"series\"", "\"serie\"", 1);
         fs::write(&file, text).unwrap();
         options.resume = true;
-        let error = run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap_err();
+        let error = run(&options, &mut Fake { calls: 0, dies: NEVER, label: HARDWARE }).unwrap_err();
         let words = ["line 1", "remove that line", "leave --resume out"];
         assert!(
             error.is::<Refused>() && words.iter().all(|word| error.to_string().contains(word)),

@@ -27,7 +27,7 @@ pub struct Options {
     /// Every published size, more and longer repetitions.
     #[arg(long)]
     pub full: bool,
-    /// Continue an interrupted run: measure missing points, and repeat those whose messages were not whole.
+    /// Continue an earlier run: measure missing points, and repeat those that failed or were not whole.
     #[arg(long)]
     pub resume: bool,
     /// Update the committed `measured.json`; refuses a tree with changes.

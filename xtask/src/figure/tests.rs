@@ -414,11 +414,21 @@ fn what_the_generator_refuses_is_refused_in_its_words() {
 }
 
 #[test]
-fn a_generator_that_dies_names_the_point_and_keeps_the_others() {
-    let stage = stage("dies", "[ $payload = 4096 ] && kill -SEGV $$");
+fn a_generator_that_dies_names_the_point_and_the_others_are_measured() {
+    let stage = stage(
+        "dies",
+        "here=$(dirname $0); [ $poster = cpu-ibverbs ] && [ ! -e $here/healed ] && kill -SEGV $$",
+    );
     let error = format!("{:#}", stage.run(&options(false)).unwrap_err());
-    assert!(error.contains("cpu-ibverbs at 4096 B") && error.contains("2 points are in"), "{error}");
-    assert_eq!(stage.points().len(), 2);
+    let words = "4 of 8 points are not whole, the first: cpu-ibverbs at 64 B, list 1, repetition 0: ";
+    assert!(error.starts_with(words) && error.contains("SIGSEGV"), "{error}");
+    let missing: Vec<String> =
+        stage.points().into_iter().filter(|point| !point.is_whole()).map(|point| point.series).collect();
+    assert_eq!((stage.points().len(), missing), (8, vec!["cpu-ibverbs".to_owned(); 4]));
+    fs::write(stage.out.with_file_name("healed"), "").unwrap();
+    let before = stage.calls();
+    stage.run(&options(true)).unwrap();
+    assert_eq!(stage.calls() - before, 4);
 }
 
 #[test]
