@@ -124,7 +124,8 @@ impl Nodes {
         let mut command = receiver.command(&hosts::until_stdin_ends(&words))?;
         let mut session = JsonProgram::start(&mut command, &logs.join("receiver.log"))?;
         let listening = session.json("listening", WAIT);
-        listening.with_context(|| format!("starting the receiver on {}", receiver.name))?;
+        let listening = listening.with_context(|| format!("starting the receiver on {}", receiver.name));
+        listening.map_err(|error| receiver.with_remedy(error))?;
         Ok((address, session))
     }
 
@@ -207,8 +208,8 @@ mod tests {
     use crate::process::script;
     use crate::refused::Refused;
 
-    /// What is wrong with the cards of two hosts that a stand-in for ssh logs in to.
-    fn fault(name: &str, ssh: &str) -> Option<anyhow::Error> {
+    /// What comes of two hosts that a stand-in for ssh logs in to.
+    fn with_ssh<T>(name: &str, ssh: &str, on: impl FnOnce(Nodes) -> T) -> T {
         let program = std::env::temp_dir().join(format!("xtask-cards-{}-{name}", std::process::id()));
         script(&program, &format!("#!/bin/sh\n{ssh}\n"));
         let host = |name: &str| {
@@ -219,9 +220,31 @@ mod tests {
             ];
             serde_json::from_str(&hosts::tests::line(&changes)).unwrap()
         };
-        let found = Nodes::new([host("a"), host("b")], ["sender", "receiver"], None).check_cards().err();
+        let found = on(Nodes::new([host("a"), host("b")], ["sender", "receiver"], None));
         std::fs::remove_file(program).unwrap();
         found
+    }
+
+    /// What is wrong with their cards.
+    fn fault(name: &str, ssh: &str) -> Option<anyhow::Error> {
+        with_ssh(name, ssh, |nodes| nodes.check_cards().err())
+    }
+
+    #[test]
+    fn a_receiver_whose_port_is_taken_is_refused_with_what_frees_it() {
+        let said = |ssh: &str| {
+            let error = with_ssh("port", ssh, |nodes| nodes.receiver(&std::env::temp_dir()).err()).unwrap();
+            (error.is::<Refused>(), format!("{error:#}"))
+        };
+        let (is_refused, taken) =
+            said("echo 'listening on 192.0.2.1:18515: Address already in use (os error 98)' >&2; exit 1");
+        let remedy = "; end what has port 18515 on b, or set experiment_port in the inventory";
+        assert!(
+            is_refused && taken.starts_with("starting the receiver on b: ") && taken.ends_with(remedy),
+            "{taken}"
+        );
+        let (_, other) = said("echo 'no device' >&2; exit 1");
+        assert!(other.contains("no device") && !other.contains("experiment_port"), "{other}");
     }
 
     #[test]

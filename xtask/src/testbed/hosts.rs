@@ -73,6 +73,17 @@ impl Host {
         format!("{}/{name}", self.prefix)
     }
 
+    /// The error of a program that did not listen there, and what frees its port if that is taken.
+    pub fn with_remedy(&self, error: anyhow::Error) -> anyhow::Error {
+        let (said, Host { port, name, .. }) = (format!("{error:#}"), self);
+        match said.contains("already in use") {
+            true => refused(format!(
+                "{said}; end what has port {port} on {name}, or set experiment_port in the inventory"
+            )),
+            false => error,
+        }
+    }
+
     fn options(&self) -> Result<Vec<String>> {
         let not = || {
             refused(format!(

@@ -382,7 +382,10 @@ impl ServerBench<'_> {
     /// Starts a server, and waits until it listens: where.
     pub fn listening(&self, options: &[String], log: &Path) -> Result<(Started, String)> {
         let mut server = self.server(options, log)?;
-        let address = server.program.address("the server", BEGIN)?;
+        let address = server.program.address("the server", BEGIN).map_err(|error| match &self.nic {
+            Nic::Nodes(nodes) => nodes.hosts()[SERVER].with_remedy(error),
+            _ => error,
+        })?;
         Ok((server, address))
     }
 
