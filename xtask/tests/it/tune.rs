@@ -131,3 +131,18 @@ fn a_gpu_that_takes_no_value_back_keeps_no_other_one_from_it() {
     let left = ["saved", "saved.gpu", "saved.peermem"].map(|file| host.0.join(file).exists());
     assert_eq!(left, [false; 3]);
 }
+
+#[test]
+fn a_host_whose_driver_lacks_nvidia_peermem_is_tuned_and_says_so() {
+    need!(ansible(), ansible, "ansible-playbook");
+    let host = Host::new("peermem");
+    host.stand_in("nvidia-smi", NVIDIA_SMI);
+    let modprobe = "#!/bin/sh\necho \"modprobe $*\" >> \"$(dirname \"$0\")/modprobes\"\nexit 1\n";
+    host.stand_in("modprobe", modprobe);
+    let said = host.playbook("tune.yml", &[]);
+    assert!(said.ok, "{}", said.text);
+    assert!(host.read("tuned").ends_with(", nvidia-peermem not loaded\n"), "{}", host.read("tuned"));
+    let said = host.playbook("restore.yml", &[]);
+    assert!(said.ok, "{}", said.text);
+    assert_eq!(host.read("modprobes"), "modprobe nvidia-peermem\n", "what was not loaded is not unloaded");
+}
