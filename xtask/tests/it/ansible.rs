@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use experiment::spec::{Extent, Spec};
 use measure::need;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -103,6 +104,15 @@ pub fn wait_for_port(bed: &Bed, is_taken: bool) {
         assert!(since.elapsed() < LIMIT, "port 18515 is taken: {}", !is_taken);
         sleep(Duration::from_millis(50));
     }
+}
+
+/// Nothing of the role `experiment` is left on the nodes: no folder, and no receiver.
+#[track_caller]
+fn assert_nothing_is_left(bed: &Bed) {
+    for node in ["node1", "node2"] {
+        assert_eq!(bed.on(node, "ls -d /run/doorbell-experiment 2>&-").text, "", "{node}");
+    }
+    wait_for_port(bed, false);
 }
 
 /// A folder of stand-ins for our programs.
@@ -235,6 +245,7 @@ fn a_failed_transfer_names_its_host_keeps_the_logs_and_restores_what_was_tuned()
     said.has(&["The receiver on node2 does not listen", "the port is taken"]);
     let log = fs::read_to_string(out.join("node2/receiver.log")).unwrap();
     assert_eq!(log, "4100\nthe port is taken\n", "it ran on a node that was not tuned");
+    assert_nothing_is_left(&bed);
     for node in ["node1", "node2"] {
         assert_eq!(
             bed.on(node, "cat /sys/class/net/eth0/mtu; ls /tmp /run/doorbell-tuned 2>&-").text,
@@ -364,14 +375,42 @@ fn the_playbook_measures_figure_4_and_a_port_that_is_taken_is_named() {
     ]);
     holder.kill().unwrap();
     holder.wait().unwrap();
-    wait_for_port(&bed, false);
+    assert_nothing_is_left(&bed);
+    // The sender fails while the receiver listens.
+    let said = playbook(&bed, "figure4.yml", &[&words[..], &["-e", "experiment_options=--no-such"]].concat());
+    assert!(!said.ok && fs::read_to_string(out.join("node2/receiver.jsonl")).unwrap().contains("listening"));
+    said.has(&["--no-such"]);
+    assert_nothing_is_left(&bed);
     let said = playbook(&bed, "figure4.yml", &words);
     assert!(said.ok, "{}", said.text);
+    assert_nothing_is_left(&bed);
     let results = fs::read_to_string(out.join("node1/results.jsonl")).unwrap();
     for (word, count) in [("\"content_ok\":true", 2), ("\"payload_bytes\":4096", 2)] {
         assert_eq!(results.matches(word).count(), count, "{word}: {results}");
     }
     assert!(fs::read_to_string(out.join("node2/receiver.jsonl")).unwrap().contains("listening"));
+}
+
+#[test]
+fn the_playbook_measures_what_a_smoke_run_of_figure_4_measures() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let defaults = fs::read_to_string(root.join("ansible/roles/experiment/defaults/main.yml")).unwrap();
+    let line = |name: &str| {
+        defaults.lines().find_map(|line| line.strip_prefix(&format!("experiment_{name}: "))).unwrap()
+    };
+    let spec = Spec::read(&root.join("experiments/fig4")).unwrap();
+    let mut grid = spec.grid(Extent::Smoke);
+    grid.without_gpu();
+    assert_eq!(line("payloads"), format!("{:?}", grid.xs()));
+    assert_eq!(line("posters"), format!("[{}]", grid.series.join(", ")));
+    let options: Vec<String> = spec.options["generator"]
+        .as_table()
+        .unwrap()
+        .iter()
+        .map(|(name, value)| format!("--{name} {}", value.as_str().map_or(value.to_string(), str::to_owned)))
+        .collect();
+    let missing: Vec<&String> = options.iter().filter(|option| !line("options").contains(*option)).collect();
+    assert!(options.len() == 5 && missing.is_empty(), "{missing:?}");
 }
 
 #[test]

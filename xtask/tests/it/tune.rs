@@ -59,7 +59,9 @@ impl Host {
         let mut command = Command::new("ansible-playbook");
         command.current_dir(ansible).arg("-i").arg(self.0.join("hosts.yml")).arg(playbook);
         command.args(["-e", &format!("tuned_file={}", self.0.join("tuned").display())]);
-        command.args(variables.iter().flat_map(|variable| ["-e", variable]));
+        // An option, as `--check`, is no variable.
+        let option = |variable: &&&str| (!variable.starts_with("--")).then_some("-e");
+        command.args(variables.iter().flat_map(|variable| option(&variable).into_iter().chain([*variable])));
         command.env("PATH", format!("{}:{}", self.0.display(), std::env::var("PATH").unwrap()));
         command
             .envs([("LC_ALL", "C.UTF-8"), ("ANSIBLE_NOCOLOR", "1")])
@@ -145,4 +147,27 @@ fn a_host_whose_driver_lacks_nvidia_peermem_is_tuned_and_says_so() {
     let said = host.playbook("restore.yml", &[]);
     assert!(said.ok, "{}", said.text);
     assert_eq!(host.read("modprobes"), "modprobe nvidia-peermem\n", "what was not loaded is not unloaded");
+}
+
+#[test]
+fn a_check_of_the_playbooks_that_measure_tune_and_restore_changes_nothing() {
+    need!(ansible(), ansible, "ansible-playbook");
+    let host = Host::new("check");
+    host.stand_in("nvidia-smi", NVIDIA_SMI);
+    host.stand_in("modprobe", "#!/bin/sh\ntouch \"$(dirname \"$0\")/calls\"\n");
+    // Values that a restore without --check would write.
+    host.write("saved", &format!("{}/sys/class/net/eth0/mtu 9000\n", host.0.display()));
+    host.write("home/made", "");
+    let out = format!("experiment_out={}", host.0.join("out").display());
+    let prefix = format!("doorbell_prefix={}", host.0.join("opt").display());
+    for book in ["figure4.yml", "tune.yml", "restore.yml"] {
+        let said =
+            host.playbook(book, &["--check", "tune=true", "experiment_address=192.0.2.1", &out, &prefix]);
+        assert!(said.ok, "{book}: {}", said.text);
+        let mut find = Command::new("find");
+        find.arg(&host.0).args(["-newer"]).arg(host.0.join("home/made"));
+        let written = ProgramOutput::of(find.args(["-type", "f", "-not", "-path", "*/home/*"])).text;
+        assert_eq!(written, "", "{book}: {}", said.text);
+    }
+    assert_eq!(host.read("sys/class/net/eth0/mtu"), "1500\n");
 }
