@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::programs::{self, Program, Row};
 use crate::files;
 use crate::refused::refused;
+use crate::shell::quoted;
 use crate::workspace::Tree;
 
 /// The recorded results.
@@ -188,11 +189,14 @@ pub fn table(tree: &Tree) -> Result<String> {
 fn shown(ran: &str) -> String {
     let is_list = |command: &str| ["&&", ";", "|", ">"].iter().any(|sign| command.contains(sign));
     match ran.split_once(" -- ") {
-        Some((nic, command)) if is_list(command) && !command.contains('\'') => {
-            format!("{nic} -- sh -c '{command}'")
-        }
+        Some((nic, command)) if is_list(&unquoted(command)) => format!("{nic} -- sh -c {}", quoted(command)),
         _ => ran.to_owned(),
     }
+}
+
+/// A command without what stands in single quotes.
+fn unquoted(command: &str) -> String {
+    command.split('\'').step_by(2).collect()
 }
 
 #[cfg(test)]
@@ -202,5 +206,8 @@ mod tests {
         let shown = |command: &str| super::shown(&format!("softnic run -- {command}"));
         assert_eq!(shown("ibv_devinfo -v"), "softnic run -- ibv_devinfo -v");
         assert_eq!(shown("cd source && cargo test"), "softnic run -- sh -c 'cd source && cargo test'");
+        let of_quotes = shown("cd source && FLAGS='-a b' cargo test");
+        assert_eq!(of_quotes, r"softnic run -- sh -c 'cd source && FLAGS='\''-a b'\'' cargo test'");
+        assert_eq!(shown("fi_pingpong -p 'verbs;ofi_rxm'"), "softnic run -- fi_pingpong -p 'verbs;ofi_rxm'");
     }
 }
