@@ -1,8 +1,9 @@
-//! What the programs are made of: crates of others that are linked into them, with their licences.
+//! What the programs are made of: crates of others and Rust's standard library, with their licences.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -10,26 +11,40 @@ use serde_json::json;
 use crate::process::said;
 use crate::workspace::{self, Metadata};
 
-/// A crate of others.
+/// A crate of others, or the standard library.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Part {
     pub name: String,
     pub version: String,
     /// SPDX expression.
     pub licence: String,
-    /// Where its source lies.
+    /// Where its source lies, or its terms alone.
     pub folder: PathBuf,
 }
 
 /// Beginnings of the names of files that hold terms.
-const TEXTS: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
+const TEXTS: [&str; 6] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE", "COPYRIGHT-LIBRARY"];
 
-/// The crates that are linked into the programs of these packages.
+/// Rust's standard library as a part. It is linked into each program, and no package of cargo's.
+const STD: &str = "rust-std";
+
+/// What is linked into the programs of these packages.
 pub fn of(metadata: &Metadata, packages: &[&str]) -> Result<Vec<Part>> {
     let mut cargo = workspace::cargo();
     cargo.args(["tree", "--locked", "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
     cargo.args(packages.iter().flat_map(|package| ["-p", package]));
-    linked(metadata, &said(&mut cargo)?)
+    let mut parts = linked(metadata, &said(&mut cargo)?)?;
+    parts.push(standard_library()?);
+    Ok(parts)
+}
+
+/// The standard library of the toolchain that builds; its terms lie in the toolchain's documents.
+fn standard_library() -> Result<Part> {
+    let version = said(Command::new("rustc").arg("--version"))?;
+    let version = version.split_whitespace().nth(1).context("rustc says no version")?.to_owned();
+    let folder =
+        Path::new(said(Command::new("rustc").args(["--print", "sysroot"]))?.trim()).join("share/doc/rust");
+    Ok(Part { name: STD.into(), version, licence: "MIT OR Apache-2.0".into(), folder })
 }
 
 /// The crates of a listing, a line `NAME vVERSION …` each; ours have no source.
@@ -88,14 +103,23 @@ pub fn spdx(parts: &[Part], version: &str) -> Result<String> {
     });
     let of = |part: &Part| {
         let Part { name, version, licence, .. } = part;
+        let (from, purl) = match name.as_str() {
+            STD => (
+                format!(
+                    "https://static.rust-lang.org/dist/rust-std-{version}-x86_64-unknown-linux-gnu.tar.xz"
+                ),
+                "generic",
+            ),
+            _ => (format!("https://crates.io/crates/{name}/{version}"), "cargo"),
+        };
         json!({
             "name": name, "SPDXID": id(&format!("{name}-{version}")), "versionInfo": version,
             // `/` is the old spelling of OR.
             "licenseConcluded": licence.replace('/', " OR "), "filesAnalyzed": false,
-            "downloadLocation": format!("https://crates.io/crates/{name}/{version}"),
+            "downloadLocation": from,
             "externalRefs": [{
                 "referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl",
-                "referenceLocator": format!("pkg:cargo/{name}@{version}"),
+                "referenceLocator": format!("pkg:{purl}/{name}@{version}"),
             }],
         })
     };
@@ -146,6 +170,21 @@ mod tests {
             let error = linked(&metadata, listing).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn the_standard_library_is_a_part_with_its_terms() {
+        let parts = of(&Metadata::read(&workspace::root()).unwrap(), &["big-endian"]).unwrap();
+        let part = parts.into_iter().next_back().unwrap();
+        let to = std::env::temp_dir().join(format!("xtask-dist-std-{}", std::process::id()));
+        fs::create_dir_all(&to).unwrap();
+        licences(std::slice::from_ref(&part), &to).unwrap();
+        let text = fs::read_to_string(to.join(format!("rust-std-{}.txt", part.version))).unwrap();
+        assert!(["Permission is hereby granted", "Apache License"].iter().all(|words| text.contains(words)));
+        let list: serde_json::Value = serde_json::from_str(&spdx(&[part], "1").unwrap()).unwrap();
+        assert_eq!(list["packages"][1]["name"], "rust-std");
+        assert!(!list["packages"][1].to_string().contains("crates.io"), "{list}");
+        fs::remove_dir_all(to).unwrap();
     }
 
     #[test]
