@@ -11,7 +11,7 @@ use crate::{shell, workspace};
 
 #[derive(Args, Clone, Default)]
 pub struct Options {
-    /// Fewer and shorter points: at most a minute after the build.
+    /// Fewer and shorter points; --dry-run says how many.
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
     /// Figures 1 to 7: a smoke test of at most two points a series, once each; figures 6 and 7 of one model.
