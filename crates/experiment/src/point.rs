@@ -175,7 +175,9 @@ pub fn needs_gpu(series: &str) -> bool {
 
 /// Weakest label of all points.
 pub fn label_of(points: &[Point]) -> Label {
-    Label::weakest(points.iter().map(|point| point.label))
+    // One without numbers has measured with nothing.
+    let measured = points.iter().filter(|point| !point.values.is_empty());
+    Label::weakest(measured.map(|point| point.label))
 }
 
 /// Provenance of the points of one run. Points differ only in the GPU, which takes part in some series; its

@@ -18,9 +18,9 @@ use crate::verdict::Judged;
 pub use crate::write_whole::write_whole;
 use crate::{Experiment, Picture, Samples, pictures, png, table};
 
-/// Failures in a row with one error after which a run stops, or as many as there are series. A series that
-/// always fails hides no other one, and a run of which every point fails ends soon.
-const ALIKE: usize = 3;
+/// So many failures in a row end a run, or as many as it has series: a series that always fails hides no other
+/// one, and a run of which every point fails ends soon.
+const FAILED_AT_MOST: usize = 3;
 
 /// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
 const PNG_SCALE: f32 = 3.0;
@@ -80,7 +80,7 @@ struct Summary<'a> {
 
 /// Measures what is missing of `grid`. `progress`: how many points are there, and which is measured next. A
 /// point whose measurement fails is missing, and the others are measured.
-/// Errors: a refusal, a results file that cannot be written, [`ALIKE`] failures in a row.
+/// Errors: a refusal, a results file that cannot be written, too many failures in a row.
 pub fn measure(
     experiment: &Experiment,
     options: &Options,
@@ -96,7 +96,7 @@ pub fn measure(
     let mut lines = JsonLines::append_to(&file).with_context(again)?;
     let done: BTreeSet<Key> = earlier.points.iter().map(Point::key).collect();
     let since = Instant::now();
-    let mut alike = (0, String::new());
+    let mut failed = 0;
     for key in grid.keys().iter().filter(|key| !done.contains(key)) {
         let count = earlier.points.len();
         progress(count as u64, &key.to_string());
@@ -105,13 +105,12 @@ pub fn measure(
         let seconds = grid.seconds_of(&key.series);
         let measured = bench.measure(key, seconds);
         let place = || format!("{key} ({count} points are in {}; {})", file.display(), options.again);
-        let (mut point, why) = match measured {
-            Ok(point) => (point, String::new()),
+        let mut point = match measured {
+            Ok(point) => point,
             Err(error) if error.is::<Refused>() => return Err(error).with_context(place),
             Err(error) => {
-                let (settings, why) = (bench.asked(key), format!("{error:#}"));
-                let point = missing(&experiment.spec.name, key, provenance, &why);
-                (Point { seconds, settings, ..point }, why)
+                let point = missing(&experiment.spec.name, key, provenance, &format!("{error:#}"));
+                Point { seconds, settings: bench.asked(key), ..point }
             }
         };
         point.took_s = Some(begun.elapsed().as_millis() as f64 / 1e3);
@@ -119,14 +118,13 @@ pub fn measure(
             point.others = others.as_ref().and_then(BackgroundLoad::cores);
         }
         lines.push(&point).with_context(again)?;
+        failed = if point.values.is_empty() { failed + 1 } else { 0 };
+        let why = point.missing.clone().unwrap_or_default();
         earlier.points.push(point);
-        alike = (if why == alike.1 { alike.0 + 1 } else { 1 }, why);
         ensure!(
-            alike.1.is_empty() || alike.0 < ALIKE.max(grid.series.len()),
-            "{}: the run stops, as {} points in a row failed alike: {}",
-            place(),
-            alike.0,
-            alike.1
+            failed < FAILED_AT_MOST.max(grid.series.len()),
+            "{}: the run stops, as {failed} points in a row failed, the last: {why}",
+            place()
         );
     }
     let count = earlier.points.len();
@@ -265,7 +263,7 @@ mod tests {
     impl Bench for Fake {
         fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
             self.calls += 1;
-            ensure!(!(self.dies)(key), "its program died");
+            ensure!(!(self.dies)(key), "its program died at {key}");
             let (at, repetition) = (key.at.clone(), key.repetition);
             let provenance = provenance();
             let label = (self.label)(key);
@@ -315,7 +313,7 @@ mod tests {
         }
         let said = of_one_test("a_series_that_always_dies_hides_no_other_and_is_measured_again", DIES, "1");
         let named = said.lines().filter(|line| line.starts_with("not whole: cpu-ibverbs at ")).count();
-        let last = "4 of 8 points are not whole, the first: cpu-ibverbs at 64 B, list 1, repetition 0: its program died; ";
+        let last = "4 of 8 points are not whole, the first: cpu-ibverbs at 64 B, list 1, repetition 0: its program died at";
         assert!(named == 4 && said.contains(last) && said.contains("figure 4 --resume"), "{said}");
         assert!(run(&options, &mut fake).is_err());
         let summary = fs::read_to_string(options.out.join("summary.json")).unwrap();
@@ -327,15 +325,15 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_which_every_point_fails_alike_stops_and_says_so() {
-        let mut options = options("alike");
+    fn a_run_of_which_every_point_fails_stops_and_says_so() {
+        let mut options = options("stops");
         for resume in [false, true] {
             options.resume = resume;
             let mut fake = Fake { calls: 0, dies: |_| true, label: HARDWARE };
             let error = format!("{:#}", run(&options, &mut fake).unwrap_err());
             let words = [
                 "cpu-ibverbs at 4096 B, list 1, repetition 0 (2 points are in",
-                "3 points in a row failed alike: its program died",
+                "3 points in a row failed, the last: its program died",
             ];
             assert!(fake.calls == 3 && words.iter().all(|words| error.contains(words)), "{error}");
         }

@@ -8,7 +8,7 @@ use mlx5_layout::{CqeFields, CqeOpcode, CqeSyndrome};
 use roce::{Opcode, ReceiveCompletion, Status};
 
 use super::core::Core;
-use super::explain::syndrome;
+use super::counters::syndrome;
 use super::framing;
 use super::qp::Qp;
 use super::sq::{Kind, SendRequest, WqeHead};

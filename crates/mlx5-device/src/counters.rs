@@ -2,7 +2,7 @@
 
 use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::packet::{Aeth, Syndrome};
-use roce::{Content, DropReason, Packet, Verdict, count, counters};
+use roce::{Content, DropReason, Packet, Status, Verdict, count, counters};
 
 use super::doorbell::Violation;
 
@@ -151,6 +151,25 @@ counters! {
 /// The syndrome whose counter is `error_NAME`.
 pub fn syndrome_named(name: &str) -> Option<CqeSyndrome> {
     SYNDROMES.iter().find(|row| row.1.strip_prefix("error_") == Some(name)).map(|row| row.0)
+}
+
+/// Syndrome and vendor syndrome of a status; none for success. Vendor syndromes are those that cards report
+/// in public logs with these syndromes; 0 where none is known.
+pub(super) fn syndrome(status: Status) -> Option<(CqeSyndrome, u8)> {
+    Some(match status {
+        Status::Success => return None,
+        Status::LocalLength => (CqeSyndrome::LocalLength, 0),
+        Status::LocalQpOperation => (CqeSyndrome::LocalQpOperation, 0),
+        Status::LocalProtection => (CqeSyndrome::LocalProtection, 0),
+        Status::WindowBind => (CqeSyndrome::MwBind, 0),
+        Status::Flushed => (CqeSyndrome::WrFlush, 0xf9),
+        Status::BadResponse => (CqeSyndrome::BadResponse, 0),
+        Status::RemoteInvalidRequest => (CqeSyndrome::RemoteInvalidRequest, 0x8a),
+        Status::RemoteAccess => (CqeSyndrome::RemoteAccess, 0x88),
+        Status::RemoteOperation => (CqeSyndrome::RemoteOperation, 0),
+        Status::RetryExceeded => (CqeSyndrome::TransportRetryExceeded, 0x81),
+        Status::RnrRetryExceeded => (CqeSyndrome::RnrRetryExceeded, 0),
+    })
 }
 
 /// What [`syndrome_named`] knows it by.

@@ -1,35 +1,16 @@
 //! Why a work request, own or of the peer, failed: the request, the failed check, and the remedy.
 
 use mlx5_layout::{CqeSyndrome, SendOpcode};
-use roce::{Failure, Opcode, Refusal, ServiceType, Status, Ticket};
+use roce::{Failure, Now, Opcode, Refusal, ServiceType, Status, Ticket};
 
 use super::core::Core;
-use super::counters::name_of;
+use super::counters::{name_of, syndrome};
 use super::doorbell::PATIENCE_NS;
 use super::fetch::message_opcode;
 use super::qp::Qp;
 use super::sq::SendRequest;
 use crate::memory::Memory;
 use crate::reason::{About, REFUSED, Reason, STALLED};
-
-/// Syndrome and vendor syndrome of a status; none for success. Vendor syndromes are those that cards report
-/// in public logs with these syndromes; 0 where none is known.
-pub(super) fn syndrome(status: Status) -> Option<(CqeSyndrome, u8)> {
-    Some(match status {
-        Status::Success => return None,
-        Status::LocalLength => (CqeSyndrome::LocalLength, 0),
-        Status::LocalQpOperation => (CqeSyndrome::LocalQpOperation, 0),
-        Status::LocalProtection => (CqeSyndrome::LocalProtection, 0),
-        Status::WindowBind => (CqeSyndrome::MwBind, 0),
-        Status::Flushed => (CqeSyndrome::WrFlush, 0xf9),
-        Status::BadResponse => (CqeSyndrome::BadResponse, 0),
-        Status::RemoteInvalidRequest => (CqeSyndrome::RemoteInvalidRequest, 0x8a),
-        Status::RemoteAccess => (CqeSyndrome::RemoteAccess, 0x88),
-        Status::RemoteOperation => (CqeSyndrome::RemoteOperation, 0),
-        Status::RetryExceeded => (CqeSyndrome::TransportRetryExceeded, 0x81),
-        Status::RnrRetryExceeded => (CqeSyndrome::RnrRetryExceeded, 0),
-    })
-}
 
 /// What a message asks for.
 fn asked(opcode: Opcode, length: u32, (remote_va, rkey): (u64, u32)) -> String {
@@ -138,9 +119,13 @@ impl<M: Memory> Core<M> {
         why: impl FnOnce() -> String,
     ) {
         let (progress, now) = (&mut qp.sq.progress, self.host.now);
-        let waits = progress.waits.filter(|(message, _)| *message == from);
-        let (_, since) = *progress.waits.insert(waits.unwrap_or((from, now)));
-        if now.0 - since.0 < PATIENCE_NS || std::mem::replace(&mut progress.explained, true) {
+        // Refused, taken and refused again much later is no wait.
+        let same = |(message, [_, last]): &((Ticket, u32), [Now; 2])| {
+            *message == from && now.0.saturating_sub(last.0) < PATIENCE_NS
+        };
+        let since = progress.waits.filter(same).map_or(now, |(_, [since, _])| since);
+        progress.waits = Some((from, [since, now]));
+        if now.0.saturating_sub(since.0) < PATIENCE_NS || std::mem::replace(&mut progress.explained, true) {
             return;
         }
         let why = format!("for a second or more QP {peer:#x} {}", why());

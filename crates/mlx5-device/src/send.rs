@@ -123,9 +123,12 @@ impl<M: Memory> Core<M> {
                     // A full ring is no work: the NIC may sleep until its peer has taken something.
                     qp.sq.progress.refused = true;
                     let request = qp.sq.requester.as_mut().and_then(|r| r.work_request_mut(transmit.ticket));
-                    if let Some(peer) = request.map(|it| it.packet.dst_qpn).filter(|_| route.is_none()) {
+                    let shared = request.filter(|it| {
+                        matches!(if it.way == Way::Nowhere { qp.path.way } else { it.way }, Way::Shared(..))
+                    });
+                    if let Some(peer) = shared.map(|it| it.packet.dst_qpn) {
                         let there = || link.peer_in_words(slot_of(peer));
-                        let why = || format!("takes nothing from its full ring; {}", there());
+                        let why = || format!("takes no message: its ring is full or closed; {}", there());
                         self.explain_wait(qp, (transmit.ticket, transmit.fragment.offset), peer, why);
                     }
                     break;

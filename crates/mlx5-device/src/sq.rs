@@ -50,8 +50,8 @@ pub(super) struct TransmitProgress {
     pub last_sent: Option<Position>,
     /// Time-outs since the last reply that waited for replies to be read.
     pub answer_holds: u8,
-    /// The message that its peer last did not take, from which byte on, and since when.
-    pub waits: Option<((Ticket, u32), Now)>,
+    /// The message that its peer last did not take, from which byte on; when first and last.
+    pub waits: Option<((Ticket, u32), [Now; 2])>,
     /// That one waited long was said.
     pub explained: bool,
 }

@@ -88,6 +88,8 @@ pub enum Refusal {
         "its {position:?} packet of {bytes} bytes ends at byte {end} of {length}, path MTU {mtu}; set one path MTU at both ends"
     )]
     PacketBytes { position: Position, bytes: u32, end: u32, length: u32, mtu: u32 },
+    #[error("its {0} carries {1} bytes and may have none; look at the peer's packets in a capture")]
+    Payload(Opcode, u32),
     #[error("an atomic is of 8 bytes at a multiple of 8; align its address")]
     Unaligned,
     #[error(

@@ -174,10 +174,10 @@ fn execute(
         Turns { experiment, profiler, peer, store: &programs.store, rounds, provenance: &provenance };
     stop::goes_on_with(format!("; finished points are in {}, {}", how.out.display(), how.again));
     let points = progress::measure(experiment, how, &provenance, &grid, &mut bench)?;
-    let lines = points.points.iter().flat_map(|point| lines(point, &experiment.spec.values)).collect();
-    let timers = json!(points.points.first().map(|point| vec![&point.detail["timer"]]));
-    let broken = points.points.iter().filter(|point| !point.is_whole());
-    broken.for_each(|point| say!("not taken: {}", point.what_is_missing()));
+    let taken = points.points.iter().filter(|point| !point.values.is_empty());
+    let lines = taken.flat_map(|point| lines(point, &experiment.spec.values)).collect();
+    let timed = points.points.iter().find(|point| !point.values.is_empty());
+    let timers = json!(timed.map(|point| vec![&point.detail["timer"]]));
     run::report(experiment, how, &points, &Extra { lines, timers, left_out, ..Extra::default() })
 }
 

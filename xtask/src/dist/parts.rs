@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use crate::process::said;
@@ -44,6 +44,11 @@ fn standard_library() -> Result<Part> {
     let version = version.split_whitespace().nth(1).context("rustc says no version")?.to_owned();
     let folder =
         Path::new(said(Command::new("rustc").args(["--print", "sysroot"]))?.trim()).join("share/doc/rust");
+    ensure!(
+        folder.is_dir(),
+        "no {}: a toolchain of rustup has the terms of Rust's library",
+        folder.display()
+    );
     Ok(Part { name: STD.into(), version, licence: "MIT OR Apache-2.0".into(), folder })
 }
 

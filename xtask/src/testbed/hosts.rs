@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 
 use super::playbook::{self, Inventory};
@@ -77,9 +77,10 @@ impl Host {
     pub fn with_remedy(&self, error: anyhow::Error) -> anyhow::Error {
         let (said, Host { port, name, .. }) = (format!("{error:#}"), self);
         match said.contains("already in use") {
-            true => refused(format!(
-                "{said}; end what has port {port} on {name}, or set experiment_port in the inventory"
-            )),
+            // No refusal: the program of the point before may still be ending.
+            true => {
+                anyhow!("{said}; end what has port {port} on {name}, or set experiment_port in the inventory")
+            }
             false => error,
         }
     }

@@ -119,7 +119,7 @@ impl Judged {
             }
             // A run of some series says nothing of the others.
             (Verdict::InPart, true) if !self.evidence.iter().any(|line| line.starts_with("fails: ")) => {
-                format!("aim open: points are missing{load}")
+                format!("aim open: not all was judged{load}")
             }
             (Verdict::NotReproduced | Verdict::InPart, true) => format!("aim not met{load}"),
             (verdict, false) if self.is_decided() => format!("{verdict}{load}"),
@@ -142,8 +142,10 @@ fn holds_or_was_left_out(line: &str) -> bool {
 /// Judges one claim by `points`.
 pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
     let mut findings = rules::findings(claim, points);
-    let used =
-        points.iter().filter(|point| claim.series.iter().any(|pattern| matches(pattern, &point.series)));
+    let is_used = |point: &&Point| {
+        !point.values.is_empty() && claim.series.iter().any(|pattern| matches(pattern, &point.series))
+    };
+    let used = points.iter().filter(is_used);
     // A claim that names no parts rests on all that its points used.
     let labels = used.flat_map(|point| {
         let whole = claim.needs.is_empty().then_some(point.label);

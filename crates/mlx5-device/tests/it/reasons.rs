@@ -208,7 +208,7 @@ fn a_queue_whose_peer_takes_no_message_says_once_after_a_second_what_it_waits_fo
             assert_eq!(reason(&driver), None, "within a second");
             driver.advance(PATIENCE_NS);
             let (why, of) = (reason(&driver), format!("QP {peer:#x} "));
-            let words = [of.as_str(), if full { "from its full ring" } else { "no receive for a message" }];
+            let words = [of.as_str(), if full { "its ring is full" } else { "no receive for a message" }];
             let is_named = |why: &String| words.iter().all(|word| why.contains(word));
             assert!(
                 (life == 1 || why.as_ref().is_some_and(is_named)) && why.is_some() == (life == 0),

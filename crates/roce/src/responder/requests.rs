@@ -46,6 +46,9 @@ impl Responder {
         let (position, bytes) = (packet.content.position(), packet.payload.length);
         let within = self.assembly.as_ref().map(|assembly| assembly.first.opcode);
         match describe(packet, 0, self.assembly.as_ref()) {
+            Some(Request { opcode, .. }) if bytes > 0 && opcode.wants_response() => {
+                Refusal::Payload(opcode, bytes)
+            }
             Some(Request { length, fragment, .. }) if position.starts() != within.is_some() => {
                 let (end, mtu) = (fragment.offset.saturating_add(bytes), self.config.path_mtu_bytes);
                 Refusal::PacketBytes { position, bytes, end, length, mtu }
@@ -75,7 +78,7 @@ impl Responder {
     ) -> Result<Region, Refusal> {
         let Some(Assembly { region, .. }) = self.assembly else { return self.admit(resources) };
         let opcode = self.at_work.opcode;
-        check_shape(&self.config, &self.at_work)?;
+        check_kind(&self.config, &self.at_work)?;
         if opcode.is_send() || opcode == Opcode::WriteImm && packet.content.position().ends() {
             self.hold_receive(resources)?;
         }
@@ -202,15 +205,24 @@ pub(super) fn describe(packet: &Packet, src_qpn: u32, assembly: Option<&Assembly
     })
 }
 
+/// Whether a packet's service and its message's length, which grows with the packets of a SEND, can be.
+#[inline(always)]
+fn check_kind(config: &ResponderConfig, request: &Request) -> Result<(), Refusal> {
+    match () {
+        () if !request.opcode.allowed_on(config.service) => Err(Refusal::Service(config.service)),
+        () if request.length > MAX_MESSAGE_BYTES => Err(Refusal::Length(request.length)),
+        () => Ok(()),
+    }
+}
+
 /// Whether the request can be meant at all, apart from keys and receives.
 #[inline(always)]
 fn check_shape(config: &ResponderConfig, request: &Request) -> Result<(), Refusal> {
-    let Request { opcode, length, .. } = *request;
+    let opcode = request.opcode;
     let (granted, need) = (config.access, opcode.remote_access());
     let atomic_well = !opcode.is_atomic() || request.remote_va.is_multiple_of(8);
+    check_kind(config, request)?;
     match () {
-        () if !opcode.allowed_on(config.service) => Err(Refusal::Service(config.service)),
-        () if length > MAX_MESSAGE_BYTES => Err(Refusal::Length(length)),
         () if !granted.contains(need) => Err(Refusal::Operation { granted: granted.0, need: need.0 }),
         () if !atomic_well => Err(Refusal::Unaligned),
         () => Ok(()),

@@ -53,6 +53,8 @@ impl Responder {
         }
     }
 
+    #[cold]
+    #[inline(never)]
     fn refuse_silently(&mut self, refusal: Refusal) -> Verdict {
         let reason = match refusal {
             // Ordinary for datagrams: counters say it.

@@ -170,7 +170,9 @@ fn set_option(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<(
         (0, 3) if id.qp_type == qp_type::RC => id.ack_timeout = Some(value[0] & 31),
         (0, 3) => return Err(refusal!(EINVAL, "SET_OPTION: ACK timeout of QP type {}", id.qp_type)),
         (0, 1..=2) => return Err(refusal!(EINVAL, "SET_OPTION {name} of an id that is {:?}", id.stage)),
-        (1, 1) => return Err(refusal!(EINVAL, "SET_OPTION: path of {len} bytes for id {number}")),
+        (1, 1) => {
+            return Err(refusal!(EINVAL, "SET_OPTION: id {number} takes no path record; its route has it"));
+        }
         _ => return Err(refusal!(ENOSYS, "option {name} of level {level}")),
     }
     Ok(())

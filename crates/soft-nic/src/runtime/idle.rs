@@ -78,7 +78,7 @@ const TAKEN_NS: u64 = 500_000;
 const LONG_NS: u64 = 1_000_000;
 /// How long sharing is believed, and crowded at first.
 const BELIEF_NS: u64 = 20_000_000;
-/// Crowded is believed twice as long each time that it proves true, up to this: each new proof is an absence.
+/// An absence that follows soon doubles it, up to this: each one costs milliseconds.
 const LONGEST_BELIEF_NS: u64 = 2_000_000_000;
 /// Another core is tried at most so often.
 const LEAVE_NS: u64 = 100_000_000;

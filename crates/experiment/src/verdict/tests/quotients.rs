@@ -67,7 +67,7 @@ fn a_series_that_something_else_limits_is_not_judged_and_the_evidence_says_what(
         evidence: vec!["holds: gpu-a / cpu-a: 0.90".into(), "gpu-b / cpu-b: no points to judge it by".into()],
         ..judged
     };
-    assert_eq!(missing.said(), "aim open: points are missing");
+    assert_eq!(missing.said(), "aim open: not all was judged");
     let failing = [vec!["fails: gpu-c / cpu-c: 1.10".into()], missing.evidence.clone()].concat();
     assert_eq!(Judged { evidence: failing, ..missing }.said(), "aim not met");
 }
