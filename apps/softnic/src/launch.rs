@@ -208,19 +208,15 @@ fn start(run: &Run, given: &ArgMatches) -> Result<()> {
 /// The file's settings, with the options on top.
 fn configuration(run: &Run, given: &ArgMatches) -> Result<Config> {
     let named = std::env::var_os(FILE_VARIABLE).filter(|named| !named.is_empty());
-    let file = match &run.config {
-        Some(file) => Some((file.clone(), "--config")),
-        None => named.map(|named| (PathBuf::from(named), FILE_VARIABLE)),
-    };
-    let mut config = match file {
-        None => Config::default(),
-        Some((file, origin)) => {
-            let name = file.display().to_string();
-            let text = std::fs::read_to_string(&file)
-                .with_context(|| format!("{origin} {name}: cannot be read; give a readable TOML file"))?;
-            Config::parse(&text, &name)?
-        }
-    };
+    let asked = run.config.clone().map(|file| (file, "--config"));
+    let file = asked.or_else(|| named.map(|named| (PathBuf::from(named), FILE_VARIABLE)));
+    let mut config = Config::default();
+    if let Some((file, origin)) = file {
+        let name = file.display().to_string();
+        let text = std::fs::read_to_string(&file)
+            .with_context(|| format!("{origin} {name}: cannot be read; give a readable TOML file"))?;
+        config = Config::parse(&text, &name)?;
+    }
     for (Key { name, .. }, option, _) in options() {
         if let Some(value) = given.get_one::<String>(name) {
             config.set_text(name, value, &format!("--{option}"))?;
@@ -272,11 +268,8 @@ fn prepare_wire(config: &mut Config) -> Result<()> {
     for address in config.wire_addresses() {
         let Some(interface) = known.iter().find(|interface| has(interface.address, address)) else {
             let have = known.iter().map(|i| i.address.to_string()).collect::<Vec<_>>().join(", ");
-            let each = if config.nic().all_ports() > 1 {
-                ", with the next ones free for the other ports"
-            } else {
-                ""
-            };
+            let several = config.nic().all_ports() > 1;
+            let each = if several { ", with the next ones free for the other ports" } else { "" };
             bail!(
                 "{address} is no address of this host, which has {have}; name one of these (--ipv4, --ipv6){each}"
             );

@@ -18,7 +18,7 @@ use super::mkey::Mkeys;
 use super::model::Capabilities;
 use super::ports::Ports;
 use super::qp::Qp;
-use super::reason::CheckFailure;
+use super::reason::{CheckFailure, Checked};
 use super::sq::{Kind, Pool, SendRequest};
 use super::window::UmrRequest;
 use crate::config::LinkLayer;
@@ -84,12 +84,7 @@ impl Checks<'_> {
     /// Fills `out` from a WQE, or says what is wrong with it. Of `bytes` those count that its length covers.
     // By itself, for its registers.
     #[inline(never)]
-    fn parse(
-        &self,
-        qp: &Qp,
-        bytes: &[u8; MAX_WQE_BYTES],
-        out: &mut SendRequest,
-    ) -> Result<(), Box<CheckFailure>> {
+    fn parse(&self, qp: &Qp, bytes: &[u8; MAX_WQE_BYTES], out: &mut SendRequest) -> Checked<()> {
         let wqe = SendWqe::new(bytes).map_err(CheckFailure::malformed)?;
         let control = wqe.control();
         out.wqe.signalled = control.is_signalled();
@@ -116,6 +111,7 @@ impl Checks<'_> {
         let (dst_qpn, qkey) = self.address(qp, &body, out);
         let length = self.gather(qp, opcode, &body, out)?;
         let RemoteAddress { va, rkey } = body.remote;
+        let reth = Reth { va, rkey, dma_bytes: length };
         let operands = [body.atomic.swap_add, body.atomic.compare];
         (out.opcode, out.length) = (opcode, length);
         out.packet = Packet {
@@ -125,12 +121,7 @@ impl Checks<'_> {
             ack_requested: false,
             solicited: control.is_solicited(),
             deth: Deth { qkey, src_qpn: qp.qpn },
-            content: Content::request(
-                opcode,
-                control.immediate,
-                Reth { va, rkey, dma_bytes: length },
-                operands,
-            ),
+            content: Content::request(opcode, control.immediate, reth, operands),
             payload: Fragment { offset: 0, length: if opcode.carries_payload() { length } else { 0 } },
         };
         Ok(())
@@ -160,13 +151,7 @@ impl Checks<'_> {
     }
 
     /// Checks the local side and notes it; returns the payload's length.
-    fn gather(
-        &self,
-        qp: &Qp,
-        opcode: Opcode,
-        body: &Body<'_>,
-        out: &mut SendRequest,
-    ) -> Result<u32, Box<CheckFailure>> {
+    fn gather(&self, qp: &Qp, opcode: Opcode, body: &Body<'_>, out: &mut SendRequest) -> Checked<u32> {
         let need = if opcode.wants_response() { Access::LOCAL_WRITE } else { Access(0) };
         let mut length = 0u64;
         let mut pointers = 0;
@@ -192,10 +177,8 @@ impl Checks<'_> {
                         let most = self.limits.max_message_bytes;
                         return Err(too_long(length, format_args!("{most} at most; split it")));
                     }
-                    let addr = self
-                        .mkeys
-                        .translate(pointer.lkey, qp.pd, pointer.va, len, need)
-                        .map_err(|error| CheckFailure::new(Status::LocalProtection, error))?;
+                    let addr = self.mkeys.translate(pointer.lkey, qp.pd, pointer.va, len, need);
+                    let addr = addr.map_err(|error| CheckFailure::new(Status::LocalProtection, error))?;
                     out.payload.segments.push(Segment { addr, len });
                     out.payload.keys.push(pointer.lkey);
                 }

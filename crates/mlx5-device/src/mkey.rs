@@ -69,17 +69,11 @@ impl Mkeys {
 
     /// The window with this index, whatever the last byte of `key`.
     fn window(&self, key: u32) -> Option<&Window> {
-        match &self.slot(key)?.mkey {
-            Some(Mkey::Window(window)) => Some(window),
-            _ => None,
-        }
+        if let Some(Mkey::Window(window)) = &self.slot(key)?.mkey { Some(window) } else { None }
     }
 
     fn window_mut(&mut self, key: u32) -> Option<&mut Window> {
-        match &mut self.slot_mut(key)?.mkey {
-            Some(Mkey::Window(window)) => Some(window),
-            _ => None,
-        }
+        if let Some(Mkey::Window(window)) = &mut self.slot_mut(key)?.mkey { Some(window) } else { None }
     }
 
     /// [`MemoryRegion::translate`] through the key: what a queue's own requests may use.

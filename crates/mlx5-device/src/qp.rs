@@ -145,6 +145,8 @@ impl Qp {
             explained: false,
             pointers: Vec::new(),
         };
+        let address = PathAddress::default();
+        let path = Path { device, port, port_mtu, way: Way::Nowhere, address, explained: false };
         Qp {
             sched: SchedState { active: now, ..SchedState::default() },
             qpn: 0,
@@ -156,14 +158,7 @@ impl Qp {
             signal_all,
             state: QpState::Reset,
             attributes: ModifyQp::default(),
-            path: Path {
-                device,
-                port,
-                port_mtu,
-                way: Way::Nowhere,
-                address: PathAddress::default(),
-                explained: false,
-            },
+            path,
             sq: SendQueue::new(ring, doorbell, cqs[0], send_scatter),
             rq,
             responses: Responses::default(),

@@ -48,6 +48,9 @@ pub(super) struct CheckFailure {
     pub why: String,
 }
 
+/// What a check of a WQE gives.
+pub(super) type Checked<T> = Result<T, Box<CheckFailure>>;
+
 impl CheckFailure {
     #[cold]
     pub(super) fn new(status: Status, why: impl fmt::Display) -> Box<CheckFailure> {

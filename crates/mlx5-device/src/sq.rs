@@ -7,7 +7,7 @@ use mlx5_layout::send_wqe::{BLOCK_BYTES, Control, MAX_WQE_BYTES};
 use roce::{Now, Opcode, Packet, PostedMessage, Requester, Status, Ticket};
 
 use super::doorbell::SendDoorbell;
-use super::reason::CheckFailure;
+use super::reason::{CheckFailure, Checked};
 use super::ring::Ring;
 use super::route::Way;
 use super::window::UmrRequest;
@@ -304,7 +304,7 @@ impl SendQueue {
         memory: &M,
         available: u16,
         out: &mut [u8; MAX_WQE_BYTES],
-    ) -> Result<u16, Box<CheckFailure>> {
+    ) -> Checked<u16> {
         let fault = |fault| CheckFailure::malformed(format_args!("{fault}; keep the send queue mapped"));
         memory.read(self.ring.entry(self.fetched), &mut out[..BLOCK_BYTES]).map_err(fault)?;
         let control = Control::parse(&out[..Control::BYTES]).map_err(CheckFailure::malformed)?;

@@ -80,17 +80,8 @@ impl Uars {
     }
 
     pub(super) fn alloc(&mut self, context: ContextId, kind: UarKind, registers: Box<dyn Registers>) -> u32 {
-        let (queues, rang) = (Vec::new(), Vec::new());
-        self.table.insert(Uar {
-            context,
-            kind,
-            registers,
-            queues,
-            rang,
-            stray: false,
-            polled: 0,
-            rung: Now(0),
-        })
+        let (queues, rang, rung) = (Vec::new(), Vec::new(), Now(0));
+        self.table.insert(Uar { context, kind, registers, queues, rang, stray: false, polled: 0, rung })
     }
 
     pub(super) fn free(&mut self, page: u32, handle: Handle) -> Answer<()> {

@@ -18,7 +18,7 @@ use roce::{Access, RegionError, ServiceType};
 
 use super::command::{Answer, refusal};
 use super::mr::MemoryRegion;
-use super::reason::CheckFailure;
+use super::reason::{CheckFailure, Checked};
 
 /// The two kinds of window, with their numbers in `ALLOC_MW`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,11 +111,7 @@ pub(super) struct UmrRequest {
 impl UmrRequest {
     /// Reads the WQE. `qpn`: the queue that it is on.
     #[cold]
-    pub(super) fn of(
-        wqe: &SendWqe<impl AsRef<[u8]>>,
-        service: ServiceType,
-        qpn: u32,
-    ) -> Result<UmrRequest, Box<CheckFailure>> {
+    pub(super) fn of(wqe: &SendWqe<impl AsRef<[u8]>>, service: ServiceType, qpn: u32) -> Checked<UmrRequest> {
         let Umr { control, context, klm } = wqe.umr().map_err(CheckFailure::malformed)?;
         let kind = if control.mask & change::QPN != 0 { WindowKind::Two } else { WindowKind::One };
         let owner = if kind == WindowKind::Two && !context.free { qpn } else { ANY_QPN };

@@ -37,14 +37,13 @@ pub fn run(options: &Capture) -> Result<()> {
     let mut blocks = call_for_packets(&view, &member, options.packets.unwrap_or_default())?;
     // Only now: a capture that cannot be leaves no file.
     let to_stdout = options.file.as_os_str() == "-";
-    let tally = if to_stdout {
+    let Tally { packets, dropped } = if to_stdout {
         write(&mut blocks, &mut io::stdout().lock()).context("writing to stdout")?
     } else {
         let shown = options.file.display();
         let mut file = File::create(&options.file).with_context(|| format!("creating {shown}"))?;
         write(&mut blocks, &mut file).with_context(|| format!("writing {shown}"))?
     };
-    let Tally { packets, dropped } = tally;
     let said = match dropped {
         0 => format!("{packets} packets"),
         dropped => format!("{packets} packets; {dropped} more found no room in time and are missing"),
@@ -65,22 +64,19 @@ pub fn run(options: &Capture) -> Result<()> {
 fn write(blocks: &mut Blocks, out: &mut impl Write) -> Result<Tally> {
     let (mut tally, mut bytes, mut last) = (Tally::default(), Vec::new(), Vec::new());
     while let Some((kind, block)) = blocks.next_block()? {
+        let mut to = &mut bytes;
         match kind {
-            BlockKind::Packet => {
-                tally.packets += 1;
-                bytes.extend_from_slice(block);
-            }
-            BlockKind::Statistics { dropped } if dropped == tally.dropped => {
-                last.clear();
-                last.extend_from_slice(block);
-            }
+            BlockKind::Packet => tally.packets += 1,
             BlockKind::Statistics { dropped } => {
-                tally.dropped = dropped;
                 last.clear();
-                bytes.extend_from_slice(block);
+                if dropped == tally.dropped {
+                    to = &mut last;
+                }
+                tally.dropped = dropped;
             }
-            BlockKind::Other => bytes.extend_from_slice(block),
+            BlockKind::Other => {}
         }
+        to.extend_from_slice(block);
         if !blocks.has_next() || bytes.len() > 1 << 20 {
             if !put(out, &bytes)? {
                 return Ok(tally);

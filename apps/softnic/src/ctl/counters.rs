@@ -32,10 +32,8 @@ pub struct Show {
 
 /// Seconds of `--watch`.
 fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("0.01 to 3600 seconds".to_owned()),
-    }
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "0.01 to 3600 seconds".to_owned())
 }
 
 pub fn run(options: &Show) -> Result<()> {

@@ -127,14 +127,11 @@ unsafe fn close(listing: *mut Listing) -> c_int {
 /// # Safety
 /// The program gave room for an entry and for a pointer.
 unsafe fn read_into(listing: &mut Listing, room: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int {
-    let given = match listing.next() {
-        Some(found) => {
-            // SAFETY: as the caller says.
-            unsafe { room.write(*found) };
-            room
-        }
-        None => null_mut(),
-    };
+    let given = listing.next().map_or(null_mut(), |found| {
+        // SAFETY: as the caller says.
+        unsafe { room.write(*found) };
+        room
+    });
     // SAFETY: as the caller says.
     unsafe { result.write(given) };
     0

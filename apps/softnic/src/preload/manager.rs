@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use mlx5_device::commands::Answer;
 use soft_nic::abi::server::OpenFile;
-use soft_nic::os::{log, log_enabled};
+use soft_nic::os::log_command;
 
 use super::nic::{self, guarded};
 use super::raw::{self, fail, syscall};
@@ -15,9 +15,7 @@ pub const PATH: &str = "/dev/infiniband/rdma_cm";
 
 fn errno<T>(answer: Answer<T>) -> Result<T, c_int> {
     answer.map_err(|refused| {
-        if log_enabled() {
-            log(&format!("rdma_cm: {refused}"));
-        }
+        log_command(|| format!("rdma_cm: {refused}"));
         refused.errno
     })
 }
@@ -38,10 +36,7 @@ pub fn open(flags: c_int) -> c_int {
 }
 
 fn file_of(fd: c_int) -> Option<u32> {
-    match table::verified(fd) {
-        Entry::Manager(number) => Some(number),
-        Entry::Foreign | Entry::Command(_) | Entry::Directory(_) | Entry::Inherited => None,
-    }
+    if let Entry::Manager(number) = table::verified(fd) { Some(number) } else { None }
 }
 
 /// Ends a call's hold on an open file.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, Once};
 
 use soft_nic::abi::server::OpenFile;
 use soft_nic::abi::uar::{self, Mapping};
-use soft_nic::os::{PerProcess, fork_generation, locked, log, log_enabled};
+use soft_nic::os::{PerProcess, fork_generation, locked, log, log_command};
 use soft_nic::runtime::{Process, Report};
 
 use super::raw::{self, fail, syscall};
@@ -156,10 +156,7 @@ pub fn release(entry: Entry) {
     let closed = files.remove(&entry);
     drop(files);
     let Some((_, file)) = closed else {
-        if log_enabled() {
-            log(&format!("close of a file that is not open: {entry:?}"));
-        }
-        return;
+        return log_command(|| format!("close of a file that is not open: {entry:?}"));
     };
     let _ = guarded(|| {
         if let Entry::Manager(number) = entry {
@@ -208,9 +205,7 @@ pub fn mmap(
         let open = locked(&file);
         let found = uar::mapping(&open, offset as u64, length);
         let mapping = found.map_err(|error| {
-            if log_enabled() {
-                log(&error.to_string());
-            }
+            log_command(|| error.to_string());
             error.errno
         })?;
         // The kernel refuses private and executable mappings of device pages, and writable ones of the clock.

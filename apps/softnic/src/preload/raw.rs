@@ -162,17 +162,15 @@ impl NextFunction {
             return found;
         }
         let (next, name) = (libc::RTLD_NEXT, self.name.as_ptr());
-        let found = match VERSIONS.iter().find(|(known, _)| *known == self.name) {
+        let mut found = std::ptr::null_mut();
+        if let Some((_, version)) = VERSIONS.iter().find(|(known, _)| *known == self.name) {
             // SAFETY: two C strings; RTLD_NEXT means "after this library".
-            Some((_, version)) => unsafe { libc::dlvsym(next, name, version.as_ptr()) },
-            None => std::ptr::null_mut(),
-        };
-        let found = if found.is_null() {
+            found = unsafe { libc::dlvsym(next, name, version.as_ptr()) };
+        }
+        if found.is_null() {
             // SAFETY: the name is a C string.
-            unsafe { libc::dlsym(next, name) }
-        } else {
-            found
-        };
+            found = unsafe { libc::dlsym(next, name) };
+        }
         self.found.store(found, Ordering::Relaxed);
         found
     }

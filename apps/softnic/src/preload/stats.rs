@@ -12,12 +12,9 @@ use super::virtual_tree::virtual_tree;
 pub fn append(report: &Report, pump_ns: u64) {
     let Some(file) = &virtual_tree().config.stats else { return };
     let line = line(report, pump_ns);
-    let written = std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(file)
-        // One write, so that lines of several processes do not mix.
-        .and_then(|mut open| open.write_all(line.as_bytes()));
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
+    // One write, so that lines of several processes do not mix.
+    let written = opened.and_then(|mut open| open.write_all(line.as_bytes()));
     if let Err(error) = written {
         log(&format!("stats file {file}: {error}; counters lost: {}", line.trim_end()));
     }

@@ -48,10 +48,8 @@ pub fn is_ours() -> bool {
     if OWNER.load(Ordering::Acquire) == 0 {
         AT_FORK.install();
     }
-    match OWNER.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => true,
-        Err(owner) => owner == pid,
-    }
+    let (Ok(owner) | Err(owner)) = OWNER.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire);
+    [0, pid].contains(&owner)
 }
 
 /// What a descriptor is.
@@ -98,10 +96,8 @@ impl Entry {
 
 /// What this descriptor is said to be; one load.
 pub fn get(fd: c_int) -> Entry {
-    match usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd)) {
-        Some(entry) => Entry::of(entry.load(Ordering::Relaxed)),
-        None => Entry::Foreign,
-    }
+    let entry = usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd));
+    entry.map_or(Entry::Foreign, |entry| Entry::of(entry.load(Ordering::Relaxed)))
 }
 
 /// The same, after asking the kernel; an entry that is no longer true is forgotten.
@@ -118,12 +114,11 @@ pub fn verified(fd: c_int) -> Entry {
             raw::fstat(fd).is_some_and(|found| found.st_mode & libc::S_IFMT == libc::S_IFIFO)
         }
     };
-    if still {
-        entry
-    } else {
+    if !still {
         set(fd, Entry::Foreign);
-        Entry::Foreign
+        return Entry::Foreign;
     }
+    entry
 }
 
 /// Whether this is a descriptor of the file that holds devices' pages.

@@ -34,10 +34,8 @@ fn machine(config: &Config) -> Machine {
     let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
     let has_address = |i: &Interface| i.address == config.nic().ipv4;
     let interface = interfaces().ok().and_then(|all| all.into_iter().find(has_address));
-    let interface = interface.map_or_else(|| ("lo".to_owned(), 1), |found| (found.name, found.index));
-    Machine {
-        processors: usize::try_from(processors).unwrap_or(1).max(1),
-        interface: interface.0,
-        interface_index: interface.1,
-    }
+    let (interface, interface_index) =
+        interface.map_or_else(|| ("lo".to_owned(), 1), |found| (found.name, found.index));
+    let processors = usize::try_from(processors).unwrap_or(1).max(1);
+    Machine { processors, interface, interface_index }
 }

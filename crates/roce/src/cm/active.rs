@@ -27,13 +27,7 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn take_rep(
-        &mut self,
-        now: Now,
-        route: Route,
-        mad: &CmMad<'_>,
-        rep: &Rep,
-    ) -> Result<(), CmDrop> {
+    pub(super) fn take_rep(&mut self, now: Now, route: Route, mad: &CmMad<'_>, rep: &Rep) -> Taken {
         let connection = self.named(route, rep.ids)?;
         let (id, state) = (connection.id, connection.state);
         if !state.takes_rep() {
@@ -71,7 +65,7 @@ impl Cm {
     }
 
     /// The other end has what we sent, and takes its time: nothing is sent again before that is over.
-    pub(super) fn take_mra(&mut self, now: Now, route: Route, mra: &Mra) -> Result<(), CmDrop> {
+    pub(super) fn take_mra(&mut self, now: Now, route: Route, mra: &Mra) -> Taken {
         let Mra { ids, message, timeout } = *mra;
         let connection = self.named(route, ids)?;
         let (id, state) = (connection.id, connection.state);

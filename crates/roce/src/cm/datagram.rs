@@ -44,12 +44,7 @@ impl Cm {
         self.send_sidr_rep(id, &refusal(0, 0, REFUSED), &[])
     }
 
-    pub(super) fn take_sidr_req(
-        &mut self,
-        route: Route,
-        mad: &CmMad<'_>,
-        req: &SidrReq,
-    ) -> Result<(), CmDrop> {
+    pub(super) fn take_sidr_req(&mut self, route: Route, mad: &CmMad<'_>, req: &SidrReq) -> Taken {
         let SidrReq { request, service, .. } = *req;
         let question = (route, request, mad.transaction);
         if let Some((_, answer)) = self.sidr_reps.iter().find(|(kept, _)| *kept == question) {
@@ -68,12 +63,7 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn take_sidr_rep(
-        &mut self,
-        route: Route,
-        mad: &CmMad<'_>,
-        rep: &SidrRep,
-    ) -> Result<(), CmDrop> {
+    pub(super) fn take_sidr_rep(&mut self, route: Route, mad: &CmMad<'_>, rep: &SidrRep) -> Taken {
         let id = rep.request;
         if self.of_peer(route, id)?.state != State::SidrReqSent {
             return Err(CmDrop::OutOfState);

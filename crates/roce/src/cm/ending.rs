@@ -89,13 +89,7 @@ impl Cm {
         }
     }
 
-    pub(super) fn take_dreq(
-        &mut self,
-        now: Now,
-        route: Route,
-        mad: &CmMad<'_>,
-        dreq: &Dreq,
-    ) -> Result<(), CmDrop> {
+    pub(super) fn take_dreq(&mut self, now: Now, route: Route, mad: &CmMad<'_>, dreq: &Dreq) -> Taken {
         let Dreq { ids, qpn } = *dreq;
         let drep = Message::Drep(ids.turned());
         let Ok(connection) = self.named(route, ids) else {
@@ -129,13 +123,7 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn take_drep(
-        &mut self,
-        now: Now,
-        route: Route,
-        mad: &CmMad<'_>,
-        ids: Ids,
-    ) -> Result<(), CmDrop> {
+    pub(super) fn take_drep(&mut self, now: Now, route: Route, mad: &CmMad<'_>, ids: Ids) -> Taken {
         let connection = self.named_in(route, ids, State::takes_drep)?;
         let (id, state) = (connection.id, connection.state);
         if state == State::DreqSent {
@@ -145,13 +133,7 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn take_rej(
-        &mut self,
-        now: Now,
-        route: Route,
-        mad: &CmMad<'_>,
-        rej: &Rej,
-    ) -> Result<(), CmDrop> {
+    pub(super) fn take_rej(&mut self, now: Now, route: Route, mad: &CmMad<'_>, rej: &Rej) -> Taken {
         let connection = match (rej.ids.remote, rej.reason) {
             // A peer that timed out before our answer came knows its own id only.
             (0, reason::TIMEOUT) => {

@@ -37,7 +37,7 @@ use connection::{Connection, Sent};
 pub use connection::{ConnectionId, Route};
 use names::Names;
 pub use names::slot_of;
-pub use peer::{Cause, CmCounters, CmDrop, CmError, Event};
+pub use peer::{Cause, CmCounters, CmDrop, CmError, Event, Taken};
 pub use state::State;
 
 /// What a time code multiplies (IBTA vol. 1 §12.6).
@@ -131,7 +131,7 @@ impl Cm {
     }
 
     /// Takes a MAD that arrived at QP1. The error says why it was dropped; it is counted.
-    pub fn handle_mad(&mut self, now: Now, route: Route, mad: &[u8]) -> Result<(), CmDrop> {
+    pub fn handle_mad(&mut self, now: Now, route: Route, mad: &[u8]) -> Taken {
         let decoded = CmMad::decode(mad).map_err(|_| CmDrop::Malformed);
         let taken = decoded.and_then(|mad| self.take(now, route, &mad));
         match taken {
@@ -141,7 +141,7 @@ impl Cm {
         taken
     }
 
-    fn take(&mut self, now: Now, route: Route, mad: &CmMad<'_>) -> Result<(), CmDrop> {
+    fn take(&mut self, now: Now, route: Route, mad: &CmMad<'_>) -> Taken {
         match &mad.message {
             Message::Req(req) => self.take_req(now, route, mad, req),
             Message::Mra(mra) => self.take_mra(now, route, mra),

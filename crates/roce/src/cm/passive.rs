@@ -43,13 +43,7 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn take_req(
-        &mut self,
-        now: Now,
-        route: Route,
-        mad: &CmMad<'_>,
-        req: &Req,
-    ) -> Result<(), CmDrop> {
+    pub(super) fn take_req(&mut self, now: Now, route: Route, mad: &CmMad<'_>, req: &Req) -> Taken {
         if let Some(known) = self.by_peer.get(&(route.remote, req.local_id)).copied() {
             return self.take_req_again(route, mad, known);
         }
@@ -77,7 +71,7 @@ impl Cm {
     }
 
     /// A REQ that came before.
-    fn take_req_again(&mut self, route: Route, mad: &CmMad<'_>, id: u32) -> Result<(), CmDrop> {
+    fn take_req_again(&mut self, route: Route, mad: &CmMad<'_>, id: u32) -> Taken {
         let Some(connection) = self.connections.get(&id) else { return Err(CmDrop::NoConnection) };
         let (ids, state, timeout) = (connection.ids(), connection.state, connection.postponed);
         let answer = match state {
@@ -95,7 +89,7 @@ impl Cm {
         Ok(())
     }
 
-    pub(super) fn take_rtu(&mut self, route: Route, mad: &CmMad<'_>, ids: Ids) -> Result<(), CmDrop> {
+    pub(super) fn take_rtu(&mut self, route: Route, mad: &CmMad<'_>, ids: Ids) -> Taken {
         let connection = self.named_in(route, ids, State::takes_rtu)?;
         connection.state = State::Established;
         let id = connection.id;

@@ -28,6 +28,9 @@ pub enum CmDrop {
     Full,
 }
 
+/// A MAD was taken, or dropped for this reason.
+pub type Taken = Result<(), CmDrop>;
+
 crate::counters! {
     /// What was done, and what was dropped.
     #[derive(Copy)]

@@ -129,7 +129,7 @@ impl Cm {
     }
 
     /// Sends an answer again, to a repeated request.
-    pub(super) fn answer_again(&mut self, route: Route, answer: Box<[u8; MAD_BYTES]>) -> Result<(), CmDrop> {
+    pub(super) fn answer_again(&mut self, route: Route, answer: Box<[u8; MAD_BYTES]>) -> Taken {
         self.counters.answered_again += 1;
         self.send(route, answer);
         Ok(())

@@ -33,13 +33,8 @@ impl<W> Requester<W> {
     }
 
     #[inline(always)]
-    pub(super) fn push(
-        &mut self,
-        message: PostedMessage,
-        failure: Option<Status>,
-        work_request: W,
-    ) -> Ticket {
-        let PostedMessage { opcode, length, fence } = message;
+    pub(super) fn push(&mut self, posted: PostedMessage, failure: Option<Status>, work_request: W) -> Ticket {
+        let PostedMessage { opcode, length, fence } = posted;
         let ticket = Ticket(self.end());
         let psn_count = psn_count(opcode, length.min(MAX_MESSAGE_BYTES), self.config.path_mtu_bytes);
         self.messages.push_back(Message {

@@ -72,10 +72,7 @@ extended! {
 impl Extended {
     /// Remote memory, if there is some named by a RETH.
     pub const fn reth(&self) -> Option<Reth> {
-        match self {
-            Self::Reth(reth) | Self::RethImm(reth, _) => Some(*reth),
-            _ => None,
-        }
+        if let Self::Reth(reth) | Self::RethImm(reth, _) = self { Some(*reth) } else { None }
     }
 
     pub const fn immediate(&self) -> Option<ImmDt> {
@@ -86,18 +83,12 @@ impl Extended {
     }
 
     pub const fn aeth(&self) -> Option<Aeth> {
-        match self {
-            Self::Aeth(aeth) | Self::AethAtomicAck(aeth, _) => Some(*aeth),
-            _ => None,
-        }
+        if let Self::Aeth(aeth) | Self::AethAtomicAck(aeth, _) = self { Some(*aeth) } else { None }
     }
 
     /// The sender of a datagram.
     pub const fn deth(&self) -> Option<Deth> {
-        match self {
-            Self::Deth(deth) | Self::DethImm(deth, _) => Some(*deth),
-            _ => None,
-        }
+        if let Self::Deth(deth) | Self::DethImm(deth, _) = self { Some(*deth) } else { None }
     }
 }
 

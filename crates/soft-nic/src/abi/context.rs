@@ -122,16 +122,12 @@ pub fn query_port<D: Commands>(call: &mut Call<'_, D>) -> Answer<()> {
     call.command.write(1, &response)
 }
 
-fn gid<D: Commands>(
-    server: &Server<D>,
-    device: &DeviceConfig,
-    index: usize,
-) -> Option<[u8; gid_entry::SIZE]> {
-    let entry = device.gids.get(index)?;
+fn gid<D: Commands>(server: &Server<D>, device: &DeviceConfig, at: usize) -> Option<[u8; gid_entry::SIZE]> {
+    let entry = device.gids.get(at)?;
     let interface = if device.link_layer == LinkLayer::Roce { server.machine.interface_index } else { 0 };
     let built = Writer::<{ gid_entry::SIZE }>::new()
         .bytes(gid_entry::gid, &entry.gid)
-        .u32(gid_entry::gid_index, index as u32)
+        .u32(gid_entry::gid_index, at as u32)
         .u32(gid_entry::port_num, device.port.into())
         .u32(gid_entry::gid_type, entry.kind as u32)
         .u32(gid_entry::netdev_ifindex, interface);

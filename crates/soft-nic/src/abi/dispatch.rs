@@ -14,7 +14,7 @@ use super::layout::{Reader, destroy_cq_resp, destroy_qp_resp, destroy_srq_resp, 
 use super::reasons::is_probe;
 use super::server::{Call, Handler, OpenFile, Server};
 use super::{context, cq, mr, qp, srq, uar, write};
-use crate::os::{log, log_enabled};
+use crate::os::log_command;
 
 /// A method that takes the handle of its object alone.
 const HANDLE: &[Spec] = &[must(0, Kind::Handle)];
@@ -96,11 +96,11 @@ pub fn ioctl<D: Commands>(server: &Server<D>, file: &mut OpenFile, address: u64)
     {
         server.events.1.note_refused(command.map_or("a call", write::name_of::<D>), error);
     }
-    if log_enabled() {
+    log_command(|| {
         let called = command.map_or_else(|_| "undecoded".to_owned(), ToString::to_string);
         let outcome = answer.as_ref().map_or_else(ToString::to_string, |()| "ok".to_owned());
-        log(&format!("{called} -> {outcome}"));
-    }
+        format!("{called} -> {outcome}")
+    });
     answer
 }
 

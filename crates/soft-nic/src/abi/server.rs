@@ -93,12 +93,7 @@ impl<D> Shared<D> {
     /// Runs `run` on the NIC unless another thread has the NIC or waits for it; false when `run` panicked.
     /// The lock is inside what catches the panic, so no thread gets the NIC again.
     pub fn attempt(&self, run: impl FnOnce(&mut D)) -> bool {
-        catch_unwind(AssertUnwindSafe(|| {
-            if let Some(mut nic) = self.try_poll() {
-                run(&mut nic);
-            }
-        }))
-        .is_ok()
+        catch_unwind(AssertUnwindSafe(|| self.try_poll().map(|mut nic| run(&mut nic)))).is_ok()
     }
 }
 

@@ -16,7 +16,7 @@ use crate::abi::server::Server;
 use crate::dma::{copiers, gpu};
 use crate::link::capture::CaptureReader;
 use crate::os::unix_stream::Stream;
-use crate::os::{log, log_enabled, system};
+use crate::os::{log, log_command, system};
 use crate::rdma_cm::Manager;
 
 /// Deadline of one request: a client that is silent or slow is disconnected.
@@ -58,10 +58,8 @@ impl ControlServer {
                 .map_err(|error| format!("the caller of a capture went away: {error}")),
             None => Ok(()),
         });
-        if let Err(why) = ended
-            && log_enabled()
-        {
-            log(&format!("softnic ctl: {why}"));
+        if let Err(why) = ended {
+            log_command(|| format!("softnic ctl: {why}"));
         }
     }
 

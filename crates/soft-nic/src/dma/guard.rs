@@ -394,18 +394,12 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
         machine.gregs[libc::REG_RIP as usize] = (&raw const softnic_guard_landing) as i64;
         return;
     }
-    let previous = if signal == libc::SIGBUS { PREVIOUS_BUS.get() } else { PREVIOUS_SEGV.get() };
-    pass_on(signal, info, context, code, previous);
+    pass_on(signal, info, context, code);
 }
 
 /// Does what would have happened without us. Not copied: the previous handler's own mask and SA_RESETHAND.
-fn pass_on(
-    signal: i32,
-    info: *mut libc::siginfo_t,
-    context: *mut libc::c_void,
-    code: i32,
-    previous: Option<&libc::sigaction>,
-) {
+fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void, code: i32) {
+    let previous = if signal == libc::SIGBUS { PREVIOUS_BUS.get() } else { PREVIOUS_SEGV.get() };
     let (handler, flags) = previous.map_or((libc::SIG_DFL, 0), |p| (p.sa_sigaction, p.sa_flags));
     match handler {
         // The kernel does not let a program ignore a fault of its own, only a signal somebody sent.
@@ -422,12 +416,9 @@ fn pass_on(
             }
         }
         handler if flags & libc::SA_SIGINFO != 0 => {
+            type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
             // SAFETY: the program registered this address as a three-argument handler for this signal.
-            let call = unsafe {
-                std::mem::transmute::<usize, extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void)>(
-                    handler,
-                )
-            };
+            let call = unsafe { std::mem::transmute::<usize, Handler>(handler) };
             call(signal, info, context);
         }
         handler => {

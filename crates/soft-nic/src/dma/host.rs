@@ -12,8 +12,7 @@ use mlx5_device::memory::{Fault, Memory, Order, Segment, Segments};
 use super::copiers::{Copiers, Cut, SHARED_FROM};
 use super::dma_buf;
 use super::gpu;
-use super::guard::Atomic;
-use super::guard::CpuMemory;
+use super::guard::{Atomic, CpuMemory};
 use crate::os::locked;
 use crate::os::system::PAGE;
 

@@ -156,10 +156,8 @@ impl MadRouter {
         let name = slot.and_then(|slot| self.fabric.slot_owner(slot).map(|owner| socket_name(slot, &owner)));
         let post = |name: String| self.unbound()?.post(&name, &head(&addressed), &*addressed.mad);
         let outcome = name.map_or(MadOutcome::Unclaimed, |name| MadOutcome::of(&post(name)));
-        let answer = match outcome {
-            MadOutcome::Unclaimed => roce::cm::refuse(&*addressed.mad),
-            _ => None,
-        };
+        let unclaimed = matches!(outcome, MadOutcome::Unclaimed);
+        let answer = if unclaimed { roce::cm::refuse(&*addressed.mad) } else { None };
         self.tally.count(if answer.is_some() { MadOutcome::Refused } else { outcome });
         answer.map(|mad| AddressedMad { from: addressed.to, to: addressed.from, mad })
     }

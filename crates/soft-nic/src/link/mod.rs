@@ -188,10 +188,8 @@ impl Link {
         }
         let host = Host::new().map_err(LinkError::Guard)?.helped_by(config.copiers);
         let fabric = Arc::new(Fabric::join(&config.fabric)?);
-        let wire = match config.addresses.as_slice() {
-            [] => None,
-            some => Some(Wire::open((fabric.slot(), fabric.key()), some)?),
-        };
+        let open = || Wire::open((fabric.slot(), fabric.key()), &config.addresses);
+        let wire = (count > 0).then(open).transpose()?;
         if let Some(wire) = &wire {
             fabric.publish_ports(wire.own_ports());
         }

@@ -164,16 +164,13 @@ impl Datagrams {
     ///
     /// Errors: what the kernel says; `EADDRINUSE` when another socket has the port.
     pub fn open(local: SocketAddr) -> io::Result<Datagrams> {
-        let (domain, level) = match local {
-            SocketAddr::V4(_) => (libc::AF_INET, libc::IPPROTO_IP),
-            SocketAddr::V6(_) => (libc::AF_INET6, libc::IPPROTO_IPV6),
-        };
+        let domain = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         let socket = NoForkSocket::open(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)?;
         if local.is_ipv4() {
-            system::set_option(&socket, level, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            system::set_option(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
         } else {
-            system::set_option(&socket, level, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
-            system::set_option(&socket, level, libc::IPV6_V6ONLY, 1)?;
+            system::set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+            system::set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
             // RoCEv2 senders leave the UDP check sum 0; IPv6 sockets drop that unless told otherwise. Ours is
             // the kernel's: a right one does no harm, and without one the kernel cuts no segments.
             system::set_option(&socket, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1)?;

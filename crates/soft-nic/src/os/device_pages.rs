@@ -107,10 +107,8 @@ impl Registers for UarPage {
         if word.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        match word.swap(0, Ordering::AcqRel) {
-            0 => None,
-            value => Some(value.to_ne_bytes()),
-        }
+        let value = word.swap(0, Ordering::AcqRel);
+        (value != 0).then(|| value.to_ne_bytes())
     }
 
     fn any(&self, offsets: &[usize]) -> bool {

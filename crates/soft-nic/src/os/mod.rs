@@ -21,4 +21,4 @@ pub use epoll::OneShotEpoll;
 pub use forks::{ForgetInChild, NoForkSocket, PerProcess, fork_generation, locked};
 pub use interfaces::{Interface, interfaces};
 pub use shared_memory::SharedMemory;
-pub use stderr::{log, log_enabled};
+pub use stderr::{log, log_command};

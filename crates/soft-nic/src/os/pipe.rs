@@ -24,11 +24,8 @@ impl Pipe {
         let (program, write) = io::pipe()?;
         // A new open file on the same pipe: its O_NONBLOCK is ours alone.
         let reopen = |fd: RawFd, write: bool| {
-            std::fs::OpenOptions::new()
-                .read(!write)
-                .write(write)
-                .custom_flags(libc::O_NONBLOCK)
-                .open(format!("/proc/self/fd/{fd}"))
+            let path = format!("/proc/self/fd/{fd}");
+            File::options().read(!write).write(write).custom_flags(libc::O_NONBLOCK).open(path)
         };
         let read = reopen(program.as_raw_fd(), false)?;
         let write = reopen(write.as_raw_fd(), true)?;

@@ -1,9 +1,11 @@
 //! The NIC's log: lines on the program's stderr.
 
-/// Whether `SOFTNIC_LOG` asks for a line per command.
-pub fn log_enabled() -> bool {
+/// Writes a line about a command, where `SOFTNIC_LOG` asks for one per command.
+pub fn log_command(line: impl FnOnce() -> String) {
     static ENABLED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *ENABLED.get_or_init(|| std::env::var_os("SOFTNIC_LOG").is_some_and(|value| value != "0"))
+    if *ENABLED.get_or_init(|| std::env::var_os("SOFTNIC_LOG").is_some_and(|value| value != "0")) {
+        log(&line());
+    }
 }
 
 /// Writes one line to stderr, whole.

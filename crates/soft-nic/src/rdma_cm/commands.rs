@@ -45,10 +45,8 @@ pub fn run(call: &Call, ids: &mut Ids, context: &CallContext<'_>) -> Answer<()> 
         15 => {
             let id = fields.u32(ucm_notify::id);
             ids.id_with_device(file, id)?;
-            match fields.u32(ucm_notify::event) {
-                EVENT_ESTABLISHED => ids.establish(file, id),
-                _ => Ok(()),
-            }
+            let established = fields.u32(ucm_notify::event) == EVENT_ESTABLISHED;
+            if established { ids.establish(file, id) } else { Ok(()) }
         }
         17 => Err(refusal!(ENOENT, "id {} has joined no group", fields.u32(ucm_destroy_id::id))),
         18 => migrate_id(call, ids, context),

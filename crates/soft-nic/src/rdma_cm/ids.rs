@@ -279,7 +279,7 @@ impl Ids {
             refuse_if!(stage != Stage::Bound, EINVAL, "RESOLVE_ADDR of an id that is {stage:?}");
         }
         let id = self.id(file, number)?;
-        let reached = self.reach(id.device, id.source.gid(), destination);
+        let reached = self.reach(id, destination);
         let id = self.id_mut(file, number)?;
         id.destination = destination;
         let (kind, status) = match reached {
@@ -304,14 +304,9 @@ impl Ids {
         Ok(())
     }
 
-    /// Device, source and destination address for a destination, from a device and the address that it is
-    /// bound to, or from any. Error: an errno.
-    fn reach(
-        &self,
-        from: Option<usize>,
-        bound: Option<Gid>,
-        destination: Address,
-    ) -> Result<(usize, Gid, Gid), i32> {
+    /// Device, source and destination address for a destination, from the device and the address that an id
+    /// is bound to, or from any. Error: an errno.
+    fn reach(&self, id: &Id, destination: Address) -> Result<(usize, Gid, Gid), i32> {
         if matches!(destination, Address::Ib(_) | Address::None) {
             return Err(libc::EAFNOSUPPORT);
         }
@@ -322,7 +317,7 @@ impl Ids {
         };
         // No address is this machine, as everywhere.
         let Some(to) = destination.gid() else {
-            let device = from.unwrap_or(0);
+            let device = id.device.unwrap_or(0);
             let gid = self.devices.get(device).and_then(ip_gid).ok_or(libc::ENODEV)?;
             return Ok((device, gid, gid));
         };
@@ -330,11 +325,11 @@ impl Ids {
         let (device, source) = match self.device_of(to) {
             Some(device) => (device, to),
             None => {
-                let source = self.port.source_for(to, bound).ok_or(libc::EHOSTUNREACH)?;
+                let source = self.port.source_for(to, id.source.gid()).ok_or(libc::EHOSTUNREACH)?;
                 (self.device_of(source).ok_or(libc::ENODEV)?, source)
             }
         };
-        let from = from.unwrap_or(device);
+        let from = id.device.unwrap_or(device);
         let gid = if from == device { Some(source) } else { self.devices.get(from).and_then(ip_gid) };
         Ok((from, gid.ok_or(libc::ENODEV)?, to))
     }

@@ -35,7 +35,7 @@ use crate::abi::reasons::Reasons;
 use crate::link::mads::MadRouter;
 use crate::os::pipe::pipe_inode;
 use crate::os::signals::spawn;
-use crate::os::{locked, log, log_enabled, system};
+use crate::os::{locked, log_command, system};
 pub use call::Call;
 use call::CallContext;
 pub use ids::CmTimeouts;
@@ -181,10 +181,10 @@ impl Manager {
         if let Err(error) = &answer {
             self.reasons.note_refused(&format!("rdma_cm {}", call.name), error);
         }
-        if log_enabled() {
+        log_command(|| {
             let outcome = answer.as_ref().map_or_else(ToString::to_string, |answer| format!("{answer:?}"));
-            log(&format!("rdma_cm {} -> {outcome}", call.name));
-        }
+            format!("rdma_cm {} -> {outcome}", call.name)
+        });
         answer
     }
 

@@ -15,7 +15,7 @@ use super::connect::{UDP_QKEY, address_vector, life_time, path};
 use super::ids::{Id, Ids, Stage, qp_type, service_id, space};
 use crate::abi::layout::{
     Writer, path_rec_data, ucm_init_qp_attr, ucm_query, ucm_query_addr_resp, ucm_query_path_resp,
-    uverbs_qp_attr,
+    uverbs_qp_attr, words,
 };
 
 /// `IB_PATH_GMP`, `_PRIMARY`, `_BIDIRECTIONAL`.
@@ -65,10 +65,7 @@ fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
     let has_route = matches!(id.stage, Stage::RouteResolved | Stage::Connected | Stage::Disconnected);
     let device = ids.device(id).filter(|_| has_route);
     let count = u32::from(device.is_some());
-    let mut answer = Writer::<{ ucm_query_path_resp::SIZE }>::new()
-        .u32(ucm_query_path_resp::num_paths, count)
-        .finish()
-        .to_vec();
+    let mut answer = words!(ucm_query_path_resp, num_paths = count).to_vec();
     if let Some(device) = device
         && room >= ucm_query_path_resp::SIZE + path_rec_data::SIZE
     {
@@ -91,12 +88,8 @@ fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
             .u8(55, selected | path.rate)
             .u8(56, selected | life_time(id))
             .finish();
-        answer.extend(
-            Writer::<{ path_rec_data::SIZE }>::new()
-                .u32(path_rec_data::flags, PATH_FLAGS)
-                .bytes(path_rec_data::path_rec, &record)
-                .finish(),
-        );
+        let data = Writer::<{ path_rec_data::SIZE }>::new().u32(path_rec_data::flags, PATH_FLAGS);
+        answer.extend(data.bytes(path_rec_data::path_rec, &record).finish());
     }
     answer
 }

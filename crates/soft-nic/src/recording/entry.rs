@@ -120,10 +120,7 @@ impl Tag {
     /// Of the lengths of WQEs, reads have entries of values.
     #[inline(always)]
     pub fn of_read(len: usize) -> Tag {
-        match len {
-            16 | 32 | 64 => Tag::Read,
-            _ => Tag::ReadLong,
-        }
+        if matches!(len, 16 | 32 | 64) { Tag::Read } else { Tag::ReadLong }
     }
 }
 

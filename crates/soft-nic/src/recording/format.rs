@@ -115,10 +115,8 @@ impl Reader {
     /// Opens a recording and checks its header.
     pub fn open(path: &Path) -> Result<Reader, RecordingError> {
         let file = path.to_owned();
-        let input = match File::open(path) {
-            Ok(input) => BufReader::new(input),
-            Err(error) => return Err(RecordingError::Unreadable { file, error }),
-        };
+        let unreadable = |error| RecordingError::Unreadable { file: file.clone(), error };
+        let input = BufReader::new(File::open(path).map_err(unreadable)?);
         let mut reader =
             Reader { input, file, at: 0, settings: String::new(), start_ns: 0, rest: Vec::new().into_iter() };
         if reader.next(MAGIC.len())? != MAGIC {
@@ -229,10 +227,9 @@ impl Reader {
     /// The next bytes; fewer than asked for at the end of the file alone.
     fn next(&mut self, count: usize) -> Result<Vec<u8>, RecordingError> {
         let mut bytes = Vec::new();
-        match self.input.by_ref().take(count as u64).read_to_end(&mut bytes) {
-            Ok(read) => self.at += read as u64,
-            Err(error) => return Err(RecordingError::Unreadable { file: self.file.clone(), error }),
-        }
+        let read = self.input.by_ref().take(count as u64).read_to_end(&mut bytes);
+        self.at +=
+            read.map_err(|error| RecordingError::Unreadable { file: self.file.clone(), error })? as u64;
         Ok(bytes)
     }
 

@@ -197,10 +197,8 @@ impl Recorder {
             missed |= u64::from(*difference != 0) << at;
         }
         self.push(self.head(tag) | (differences.len() as u64) << 16 | missed << 24);
-        differences
-            .iter()
-            .filter(|difference| **difference != 0)
-            .for_each(|difference| self.push(*difference));
+        let wrong = differences.iter().filter(|difference| **difference != 0);
+        wrong.for_each(|difference| self.push(*difference));
     }
 
     /// An entry of bytes. Where it cannot have so many, the recording ends.
@@ -253,14 +251,9 @@ impl Recorder {
         }
     }
 
-    pub fn command<A: Serialize>(
-        &self,
-        number: u64,
-        arguments: &impl Serialize,
-        run: impl FnOnce() -> A,
-    ) -> A {
+    pub fn command<A: Serialize>(&self, number: u64, asked: &impl Serialize, run: impl FnOnce() -> A) -> A {
         self.time(Tag::Command, Now(self.now.load(Relaxed)));
-        self.bytes(Tag::Arguments, &encoded(&(number, arguments)));
+        self.bytes(Tag::Arguments, &encoded(&(number, asked)));
         let answer = self.guarded(run);
         self.note(Tag::Command, &&*encoded(&answer));
         answer

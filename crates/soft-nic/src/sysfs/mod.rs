@@ -26,10 +26,7 @@ pub const PKEY_TABLE_LENGTH: u16 = 1;
 
 /// Entries of a port's GID table, as `query_port` says it.
 pub fn gid_table_length(link_layer: LinkLayer) -> u32 {
-    match link_layer {
-        LinkLayer::Ib => 8,
-        LinkLayer::Roce => 16,
-    }
+    if link_layer == LinkLayer::Roce { 16 } else { 8 }
 }
 
 /// What the tree needs to know of the machine.
@@ -131,10 +128,7 @@ fn device(tree: &mut Tree, index: u8, device: &DeviceConfig, machine: &Machine) 
 /// The PCI function: what a driver match, a NUMA-aware launcher or a topology scan reads.
 fn pci_function(tree: &mut Tree, pci: &str, slot: &str, device: &DeviceConfig, machine: &Machine) {
     let id = device.model.identity().pci_device;
-    let class = match device.link_layer {
-        LinkLayer::Ib => 0x0207,
-        LinkLayer::Roce => 0x0200,
-    };
+    let class = if device.link_layer == LinkLayer::Roce { 0x0200 } else { 0x0207 };
     let modalias = format!(
         "pci:v{PCI_VENDOR:08X}d{id:08X}sv{PCI_VENDOR:08X}sd00000006bc{:02x}sc{:02x}i00",
         class >> 8,
@@ -218,10 +212,7 @@ pub fn port_file(file: PortFile, link_layer: LinkLayer, down: bool) -> String {
 /// Capability bits of the port, `ib_port_capability_mask_bits`: on InfiniBand what a card shows behind a
 /// managed switch less what this NIC lacks, on Ethernet `IB_PORT_CM_SUP` and `IP_BASED_GIDS`.
 pub fn port_capabilities(link_layer: LinkLayer) -> u32 {
-    match link_layer {
-        LinkLayer::Ib => 1 << 11 | 1 << 14 | 1 << 16,
-        LinkLayer::Roce => 1 << 16 | 1 << 26,
-    }
+    if link_layer == LinkLayer::Roce { 1 << 16 | 1 << 26 } else { 1 << 11 | 1 << 14 | 1 << 16 }
 }
 
 /// The `rate` line of a 4x link at this `active_speed`.

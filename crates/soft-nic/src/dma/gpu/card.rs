@@ -16,8 +16,7 @@ use super::state::{Event, State};
 use super::threads::Threads;
 use super::timed_out::{self, By};
 use super::worker::Ticket;
-use crate::dma::guard::Atomic;
-use crate::dma::guard::{CpuMemory, last_word};
+use crate::dma::guard::{Atomic, CpuMemory, last_word};
 use crate::os::{PerProcess, locked, log};
 
 /// Longest message that the mover takes by way of the NIC's pages.

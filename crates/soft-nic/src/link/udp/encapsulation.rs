@@ -105,10 +105,8 @@ impl Wire {
 
     /// Whether [`Wire::send`] from this address will not say `Full`.
     pub fn has_room(&self, from: IpAddr) -> bool {
-        self.ports
-            .iter()
-            .find(|port| port.address == from)
-            .is_none_or(|p| p.waiting_bytes() < self.most_waiting_bytes())
+        let port = self.ports.iter().find(|port| port.address == from);
+        port.is_none_or(|port| port.waiting_bytes() < self.most_waiting_bytes())
     }
 
     fn most_waiting_bytes(&self) -> usize {
@@ -249,14 +247,11 @@ impl Wire {
 }
 
 /// Shows a port's packets to the capture, if there is one.
-fn shown(
-    capture: &mut Option<Capture>,
-    source: IpAddr,
-    source_port: u16,
-) -> impl FnMut(SocketAddr, u16, &[u8]) {
+fn shown(capture: &mut Option<Capture>, source: IpAddr, port: u16) -> impl FnMut(SocketAddr, u16, &[u8]) {
     move |to, identification, bytes| {
         if let Some(capture) = capture {
-            let packet = WirePacket { source, source_port, destination: to.ip(), identification, bytes };
+            let destination = to.ip();
+            let packet = WirePacket { source, source_port: port, destination, identification, bytes };
             capture.sent(Now(system::monotonic_ns()), &packet);
         }
     }
