@@ -18,8 +18,8 @@ use crate::verdict::Judged;
 pub use crate::write_whole::write_whole;
 use crate::{Experiment, Picture, Samples, pictures, png, table};
 
-/// So many failures in a row end a run, or as many as it has series: a series that always fails hides no other
-/// one, and a run of which every point fails ends soon.
+/// So many failures in a row end a run, or as many as it has series. A series that always fails hides no
+/// other one, and a run of which every point fails ends soon.
 const FAILED_AT_MOST: usize = 3;
 
 /// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
