@@ -167,7 +167,8 @@ impl<'m> Command<'m> {
         };
         let what = format!("{name}: attribute {id:#x}");
         refuse_if!(self.get(id).is_some(), EINVAL, "{what}: given twice");
-        refuse_if!(raw.u16(attr::reserved) != 0, EINVAL, "{what}: reserved bits set");
+        let reserved = raw.u16(attr::reserved);
+        refuse_if!(reserved != 0, EINVAL, "{what}: reserved bits {reserved:#x} set");
         let mut input = Vec::new();
         match spec.kind {
             Kind::In { min, .. } | Kind::Out { min } if len < min => {

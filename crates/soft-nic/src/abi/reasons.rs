@@ -60,7 +60,7 @@ fn help(error: &CommandError) -> &'static str {
         (&[" is neither "], "take one of the two"),
         (
             &[" of an id that is "],
-            "call librdmacm in order: bind, listen, accept; or address, route, connect",
+            "call librdmacm in order: bind, listen, accept, or address, route, connect",
         ),
         (&[" no room"], "poll the CQ empty first"),
         (&[" has no device"], "bind it, or resolve its address, first"),
@@ -202,7 +202,7 @@ mod tests {
                 "manual page",
             ),
             (libc::EINVAL, "LISTEN of an id that is Idle", "librdmacm in order"),
-            (libc::EINVAL, "id 7 has no connection", "connect it first"),
+            (libc::EINVAL, "id 7 has no connection", "connect or accept it first"),
             (libc::EINVAL, "reserved words (0, 1) of RESIZE_CQ are not 0", "send 0 there"),
             (libc::EINVAL, "unknown flags 0x1 in QUERY_GID_ENTRY", "no such extension"),
             (libc::EINVAL, "access flags 0x1 do not exist", "leave these flags out"),
@@ -271,7 +271,7 @@ mod tests {
         assert!(all.len() > 100, "only {} refusals found", all.len());
         for (errno, text) in &all {
             // What it begins with names the command.
-            let text = text.strip_prefix("{name}: ").or(text.strip_prefix("{what}: ")).unwrap_or(text);
+            let text = text.strip_prefix("{name}: ").unwrap_or(text);
             assert!(text.contains('{') || NO_VALUE.contains(&text), "{errno}, {text:?}: on which value?");
         }
         let helped = |reason: &str| help(&CommandError { errno: libc::EINVAL, reason: reason.to_owned() });
