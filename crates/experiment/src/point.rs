@@ -131,6 +131,11 @@ impl Point {
         Key { series: self.series.clone(), x: self.x, at: self.at.clone(), repetition: self.repetition }
     }
 
+    /// Whether anything was measured of it.
+    pub fn has_numbers(&self) -> bool {
+        !self.values.is_empty()
+    }
+
     /// Whether nothing is missing of it.
     pub fn is_whole(&self) -> bool {
         self.missing.is_none()
@@ -176,7 +181,7 @@ pub fn needs_gpu(series: &str) -> bool {
 /// Weakest label of all points.
 pub fn label_of(points: &[Point]) -> Label {
     // One without numbers has measured with nothing.
-    let measured = points.iter().filter(|point| !point.values.is_empty());
+    let measured = points.iter().filter(|point| point.has_numbers());
     Label::weakest(measured.map(|point| point.label))
 }
 

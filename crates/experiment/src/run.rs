@@ -118,7 +118,7 @@ pub fn measure(
             point.others = others.as_ref().and_then(BackgroundLoad::cores);
         }
         lines.push(&point).with_context(again)?;
-        failed = if point.values.is_empty() { failed + 1 } else { 0 };
+        failed = if point.has_numbers() { 0 } else { failed + 1 };
         let why = point.missing.clone().unwrap_or_default();
         earlier.points.push(point);
         ensure!(

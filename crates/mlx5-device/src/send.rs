@@ -123,9 +123,9 @@ impl<M: Memory> Core<M> {
                     // A full ring is no work: the NIC may sleep until its peer has taken something.
                     qp.sq.progress.refused = true;
                     let request = qp.sq.requester.as_mut().and_then(|r| r.work_request_mut(transmit.ticket));
-                    let shared = request.filter(|it| {
-                        matches!(if it.way == Way::Nowhere { qp.path.way } else { it.way }, Way::Shared(..))
-                    });
+                    let datagram = qp.service == ServiceType::Ud;
+                    let shared = request
+                        .filter(|it| matches!(if datagram { it.way } else { qp.path.way }, Way::Shared(..)));
                     if let Some(peer) = shared.map(|it| it.packet.dst_qpn) {
                         let there = || link.peer_in_words(slot_of(peer));
                         let why = || format!("takes no message: its ring is full or closed; {}", there());

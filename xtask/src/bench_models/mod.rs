@@ -174,9 +174,9 @@ fn execute(
         Turns { experiment, profiler, peer, store: &programs.store, rounds, provenance: &provenance };
     stop::goes_on_with(format!("; finished points are in {}, {}", how.out.display(), how.again));
     let points = progress::measure(experiment, how, &provenance, &grid, &mut bench)?;
-    let taken = points.points.iter().filter(|point| !point.values.is_empty());
+    let taken = points.points.iter().filter(|point| point.has_numbers());
     let lines = taken.flat_map(|point| lines(point, &experiment.spec.values)).collect();
-    let timed = points.points.iter().find(|point| !point.values.is_empty());
+    let timed = points.points.iter().find(|point| point.has_numbers());
     let timers = json!(timed.map(|point| vec![&point.detail["timer"]]));
     run::report(experiment, how, &points, &Extra { lines, timers, left_out, ..Extra::default() })
 }

@@ -85,7 +85,7 @@ fn execute(
             fits.insert(series.clone(), json!({ "a": fit.a, "k": fit.k, "r_squared": fit.r_squared }));
         }
     }
-    let timed = earlier.points.iter().find(|point| !point.values.is_empty());
+    let timed = earlier.points.iter().find(|point| point.has_numbers());
     extra.timers = json!(timed.map(|point| vec![&point.detail["timer"]]));
     extra.ratios = Value::Object(fits);
     run::report(&experiment, how, &earlier, &extra)

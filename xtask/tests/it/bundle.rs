@@ -9,7 +9,7 @@ use crate::bed::ProgramOutput;
 /// Writes a `python3` without pip. `package`: the folder of its `onnxruntime`, empty if it has none.
 fn python(to: &Path, package: &str) {
     let text = format!("case \"$*\" in *pip*) exit 1 ;; esac\necho {package}");
-    // Another process writes it: one of ours that starts meanwhile would keep the file open.
+    // Another process writes it: a child of this test that starts meanwhile would keep the file open.
     let line = format!("printf '#!/bin/sh\\n%s\\n' '{text}' > {0}; chmod +x {0}", to.display());
     assert!(ProgramOutput::of(Command::new("sh").args(["-c", &line])).ok);
 }

@@ -143,7 +143,7 @@ fn holds_or_was_left_out(line: &str) -> bool {
 pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
     let mut findings = rules::findings(claim, points);
     let is_used = |point: &&Point| {
-        !point.values.is_empty() && claim.series.iter().any(|pattern| matches(pattern, &point.series))
+        point.has_numbers() && claim.series.iter().any(|pattern| matches(pattern, &point.series))
     };
     let used = points.iter().filter(is_used);
     // A claim that names no parts rests on all that its points used.
