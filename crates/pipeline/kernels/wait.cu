@@ -7,7 +7,8 @@
  * when only a slot that is being sent has a request. Checked: magic, version, status, sequence, slot, model
  * and table of tensors; that the request's number is not outstanding (send_outputs marks those). No more of a
  * client's requests may wait than its credits allow. Beside a turn that runs (serve.cu) its request counts
- * for both, each DB_BESIDE_ROUNDS-th round looks for answers' completions, and that turn's end ends the wait.
+ * for both unless it was refused. Each DB_BESIDE_ROUNDS-th round then looks for answers' completions, and
+ * that turn's end ends the wait.
  */
 #ifndef DB_WAIT_CU
 #define DB_WAIT_CU
@@ -119,6 +120,7 @@ DB_GPU_FN void db_count_waiting(const struct db_served *at, const struct db_turn
 /* Takes the request of a slot: a thread a word of its prefix, each read once. */
 DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 slot, struct db_found *found, struct db_beside beside) {
     const db_u32 sequence = found->sequence, client = found->client;
+    const int is_beside_own = client == found->busy && beside.runs->status == DB_SLOT_STATUS_OK;
 #ifdef DB_DEFECT_TWICE
     const db_u32 twice = 0;
     (void)beside;
@@ -141,12 +143,11 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
     if (db_block_thread()) return;
     status = db_status_of_faults(found->faults);
     /* Only where it was counted. */
-    if (status == DB_SLOT_STATUS_OK && found->waiting && found->waiting + (client == found->busy) > at->credits)
+    if (status == DB_SLOT_STATUS_OK && found->waiting && found->waiting + is_beside_own > at->credits)
         status = DB_SLOT_STATUS_NO_CREDIT;
     if (status == DB_SLOT_STATUS_OK && twice == sequence) status = DB_SLOT_STATUS_DUPLICATE_ID;
 #ifndef DB_DEFECT_TWICE
-    if (status == DB_SLOT_STATUS_OK && client == found->busy && beside.runs->status == DB_SLOT_STATUS_OK &&
-        turn->request_id == beside.runs->request_id)
+    if (status == DB_SLOT_STATUS_OK && is_beside_own && turn->request_id == beside.runs->request_id)
         status = DB_SLOT_STATUS_DUPLICATE_ID;
 #endif
     if (status == DB_SLOT_STATUS_OK && at->refuses) status = at->refuses;

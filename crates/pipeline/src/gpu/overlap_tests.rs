@@ -24,11 +24,11 @@ struct Running {
 impl Running {
     /// `serve`: with a planted defect.
     fn new(serve: Option<&'static str>) -> Running {
-        Running::of(serve, |_| ())
+        Running::of(serve, |_, _| ())
     }
 
     /// As [`Self::new`]; `prepare` is called before the kernel runs.
-    fn of(serve: Option<&'static str>, prepare: impl FnOnce(&mut Served)) -> Running {
+    fn of(serve: Option<&'static str>, prepare: impl FnOnce(&mut TestPipeline, &mut Peer)) -> Running {
         let mut running = Running::idle(serve, prepare);
         running.pipeline.ask(&mut running.peer, 1, 1.0);
         wait_for("the first request", || (running.sequence(0) == 1).then_some(()));
@@ -36,15 +36,15 @@ impl Running {
     }
 
     /// As [`Self::of`], without a request.
-    fn idle(serve: Option<&'static str>, prepare: impl FnOnce(&mut Served)) -> Running {
+    fn idle(serve: Option<&'static str>, prepare: impl FnOnce(&mut TestPipeline, &mut Peer)) -> Running {
         let mut pipeline = TestPipeline::of(Arrival::Flag, None, None, true);
-        let peer = pipeline.join(0, 0, 4);
+        let mut peer = pipeline.join(0, 0, 4);
         pipeline.served.planted = serve.map(|name| (4, Source { twin: &PLANTED, ..resident::SOURCE }, name));
         let gate = pipeline.served.core.machine.host_memory(4096).unwrap();
         let entry = PLANTED.find(GOOD).unwrap().entry();
         let model = add_one_at(&pipeline.served, entry, 32, Some(&gate));
         pipeline.served.prepare_resident(model).unwrap();
-        prepare(&mut pipeline.served);
+        prepare(&mut pipeline, &mut peer);
         pipeline.served.start().unwrap();
         Running { pipeline, peer, gate }
     }
@@ -127,8 +127,8 @@ fn a_request_is_taken_beside_the_one_that_runs_and_answered_behind_it() {
 /// Whether the answer of a request is posted at once while no other comes, and no wait ends by itself.
 fn is_sent_alone(serve: Option<&'static str>) -> bool {
     let long = Duration::from_secs(600).as_nanos() as u64;
-    let running = Running::of(serve, |served| {
-        served.core.tell(offset_of!(db_served, wait_ns), &long.to_ne_bytes()).unwrap();
+    let running = Running::of(serve, |pipeline, _| {
+        pipeline.served.core.tell(offset_of!(db_served, wait_ns), &long.to_ne_bytes()).unwrap();
     });
     running.let_go();
     let sent = running.soon(serve.is_none(), |running| running.posted() == 2);
@@ -179,8 +179,9 @@ fn a_client_whose_request_runs_leaves_only_after_its_answer() {
 
 /// Status of a request that comes while another one of its client runs.
 fn second(serve: Option<&'static str>, id: u64, limit: Option<u16>) -> Status {
-    let limits = |served: &mut Served| limit.into_iter().for_each(|limit| served.limit(limit).unwrap());
-    let mut running = Running::of(serve, limits);
+    let mut running = Running::of(serve, |pipeline, _| {
+        limit.into_iter().for_each(|limit| pipeline.served.limit(limit).unwrap());
+    });
     let request = running.peer.client.ask(2, 0, 0, u64::MAX).unwrap();
     let header = Header { request_id: id, ..Header::read(&request.prefix).unwrap() };
     running.pipeline.arrive(&mut running.peer, 1, 1, &geometry().request.prefix(&header), 2.0);
@@ -202,6 +203,24 @@ fn the_request_that_runs_is_outstanding_for_the_next_one() {
     assert_eq!(second(None, 2, Some(2)), Status::Ok);
     assert_eq!(second(None, 2, Some(1)), Status::NoCredit);
     assert_eq!(second(Some("serve+DB_DEFECT_NO_LIMIT"), 2, Some(1)), Status::Ok, "the defect is not seen");
+}
+
+#[test]
+fn a_refused_request_takes_no_credit_of_those_behind_it() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let mut running = Running::idle(None, |pipeline, peer| {
+        pipeline.served.limit(2).unwrap();
+        for id in 1..=4 {
+            pipeline.ask(peer, id, 1.0);
+        }
+    });
+    running.let_go();
+    running.wait_posted(8);
+    running.peer.execute(0);
+    let statuses = [0, 1, 2, 3].map(|slot| Status::of(running.header(slot).status).unwrap());
+    let [refused, served] = [Status::NoCredit, Status::Ok];
+    assert_eq!(statuses, [refused, refused, served, served]);
+    running.end();
 }
 
 #[test]
@@ -241,14 +260,14 @@ fn a_block_that_another_waits_for_too_long_ends_the_kernel() {
     let ends = |running: &mut Running| running.pipeline.served.wait_end(LIMIT).unwrap_err().to_string();
     // The I/O block waits for the model: for its end, and between two looks for a request.
     for wait in [LIMIT, Duration::from_millis(1)] {
-        let mut running = Running::of(None, |served| limited(served, QUIET / 2, wait));
+        let mut running = Running::of(None, |pipeline, _| limited(&mut pipeline.served, QUIET / 2, wait));
         std::thread::sleep(QUIET);
         running.let_go();
         let error = ends(&mut running);
         assert!(error.contains("waited longer than 100ms"), "{wait:?}: {error}");
     }
     // The model waits for an offer.
-    let mut running = Running::idle(None, |served| limited(served, QUIET / 2, 2 * QUIET));
+    let mut running = Running::idle(None, |pipeline, _| limited(&mut pipeline.served, QUIET / 2, 2 * QUIET));
     let error = ends(&mut running);
     assert!(error.contains("waited longer than 100ms"), "{error}");
 }
