@@ -20,9 +20,15 @@ pub fn ctl(arguments: &[&str]) -> Result<String, String> {
     if said.status.success() { Ok(out) } else { Err(words) }
 }
 
+/// The NICs of this fabric, in JSON: other tests' NICs are not asked. Error: there is no software NIC.
+fn list() -> Result<String, String> {
+    let fabric = std::env::var("SOFTNIC_FABRIC").map_err(|error| format!("SOFTNIC_FABRIC: {error}"))?;
+    ctl(&["list", "--json", "--fabric", &fabric])
+}
+
 /// What the NICs' list says of a process. Error: it is on no software NIC.
 pub fn listed(program: &Program) -> Result<Value, String> {
-    let text = ctl(&["list", "--json"])?;
+    let text = list()?;
     let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     lines.find(|line| line["pid"] == program.id()).ok_or(format!("process {} in no line", program.id()))
 }
@@ -36,7 +42,7 @@ fn first_qpn(program: &Program) -> String {
 /// Worlds on the software NIC. Error: no such world, or a card.
 fn worlds(test: &str, others: &[Served]) -> Result<Vec<Fixture>, String> {
     let worlds = Fixture::each(test, others)?;
-    ctl(&["list"])?;
+    list()?;
     Ok(worlds)
 }
 

@@ -270,7 +270,7 @@ fn another_users_nic_is_not_asked() {
     let it = fabric.start(&[&program, "-1", "polling"]);
     assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
     ctl_refuses(&["counters", &pid_of(&it)], &["is of user 65534"]);
-    assert!(!ctl_prints(&["list"]).contains(fabric.name()));
+    assert_eq!(ctl_prints(&["list", "--json", "--fabric", fabric.name()]), "");
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn a_limit_of_file_sizes_is_named_and_ends_nothing_by_a_signal() {
     let limited = ["sh", "-c", "ulimit -f 1000; exec \"$0\"", &program];
     let output = told(&limited, 1, "above this process's limit of file sizes, 512000 (ulimit -f)");
     assert!(output.contains("devices 1, opened 0"), "discovery goes on: {output}");
-    let list = format!("ulimit -f 1000; exec {} ctl list", launcher().display());
+    let list = format!("ulimit -f 1000; exec {} ctl list --fabric starved", launcher().display());
     let listed = std::process::Command::new("sh").args(["-c", &list]).output().expect("sh");
     assert!(listed.status.success(), "{listed:?}");
 }
