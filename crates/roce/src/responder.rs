@@ -9,7 +9,7 @@
 //! continue it exactly. Here is the state; `requests` makes and checks requests, `reliable` has RC's sequence
 //! and duplicates, `unreliable` UC and UD, `execution` work and errors, `responses` what is sent.
 
-mod executed;
+mod duplicates;
 mod execution;
 mod reliable;
 mod requests;
@@ -19,7 +19,7 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
-use self::executed::ExecutedRequests;
+use self::duplicates::ExecutedRequests;
 use self::streams::Outbound;
 use crate::packet::{Packet, Syndrome};
 use crate::{

@@ -1,7 +1,8 @@
-//! Executed requests: the READs and atomics that a reliable responder keeps, to answer their duplicates.
+//! Duplicate requests (IBTA vol. 1 §9.7.4, C9-105): the READs and atomics that a reliable responder keeps.
 //!
-//! Duplicate requests (IBTA vol. 1 §9.7.4, C9-105): a READ is executed again, an atomic gets its first
-//! result. As many are kept as the QP's responder resources; a conforming requester asks for no older one.
+//! A READ is executed again, an atomic gets its first result; a WRITE or SEND, which `reliable` acknowledges
+//! again, needs no entry. As many are kept as the QP's responder resources; a conforming requester asks for
+//! no older one.
 
 use std::collections::VecDeque;
 
