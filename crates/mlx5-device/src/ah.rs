@@ -1,4 +1,4 @@
-//! Address handles and the addresses of a fabric: which device a GID or LID names.
+//! Address handles and the addresses of a fabric: which port a GID or LID names.
 //!
 //! libmlx5 builds address vectors itself; on Ethernet it asks the kernel for the MAC address only.
 

@@ -20,7 +20,7 @@ use crate::carrier::{Carrier, Icrc, Payload, Sender, Unsent};
 use crate::memory::{Fault, Memory, Segment};
 
 /// How long an acknowledgement waits for a message to leave with, ns: one call to the kernel sends both.
-/// Requesters' time-outs are a hundred times as long.
+/// Most time-outs are a hundred times as long; a requester with a shorter one sends its message again.
 const ACK_WAIT_NS: u64 = 10_000;
 
 /// A queue waits only if its program answered within this time, ns; without a wait it includes a system call.

@@ -354,7 +354,7 @@ pub struct ModifyQp {
     pub max_rd_atomic: u8,
     /// Outstanding READs and atomics as responder.
     pub max_dest_rd_atomic: u8,
-    /// Other fields of the command that query must give back.
+    /// Of QUERY_QP: the send queue is being drained.
     pub sq_draining: bool,
 }
 

@@ -48,7 +48,7 @@ impl<M: Memory> Core<M> {
         self.cqs.complete(&mut self.host, qp.sq.cq, fields, carried.then_some(&request.payload.inline));
     }
 
-    /// A send WQE failed, as the request of it, or was flushed: always a CQE.
+    /// A send WQE failed, or was flushed: always a CQE.
     pub(super) fn fail_send_wqe(
         &mut self,
         qp: &Qp,

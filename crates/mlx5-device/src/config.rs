@@ -57,7 +57,7 @@ defaults! {
         loss: f64 = 0.0,
         /// Probability, 0 to 1, that later packets overtake a packet; shared memory keeps its order.
         reorder: f64 = 0.0,
-        /// Where the generator of losses begins.
+        /// Where the random numbers of losses and reordering begin.
         seed: u64 = 1,
         /// One-way delay of what leaves, ns.
         delay_ns: u64 = 0,

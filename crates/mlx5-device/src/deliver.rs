@@ -1,7 +1,7 @@
-//! The responder's side of a QP: arrived requests into memory and receives, replies back.
+//! The responder's side of a QP: arrived requests into memory and receives.
 //!
-//! `roce::Responder` decides, this moves the bytes. A request for no QP of this process, or for one whose
-//! state does not receive, is dropped silently, as a port does.
+//! `roce::Responder` decides, this moves the bytes, `answer` sends what is due. A request for a QP whose
+//! state does not receive is dropped and counted, as `poll` does with one for no QP of this process.
 
 use roce::qp_state::QpState;
 use roce::{

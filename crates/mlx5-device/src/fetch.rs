@@ -82,7 +82,7 @@ impl WqeFetch {
 
 impl Checks<'_> {
     /// Fills `out` from a WQE, or says what is wrong with it. Of `bytes` those count that its length covers.
-    // By itself, for its registers.
+    // A function of its own: inlined, it would take the caller's registers.
     #[inline(never)]
     fn parse(&self, qp: &Qp, bytes: &[u8; MAX_WQE_BYTES], out: &mut SendRequest) -> Checked<()> {
         let wqe = SendWqe::new(bytes).map_err(CheckFailure::malformed)?;

@@ -1,7 +1,8 @@
 //! What a message would take of a real link, and what a datagram's receiver sees of its headers.
 //!
 //! Header sizes from IBTA vol. 1, chapter 9, and Annex A17 (RoCEv2), with Ethernet's preamble, start and gap
-//! (20 bytes) and InfiniBand's LRH and VCRC. For port rates and wire counters; no packet is built here.
+//! (20 bytes) and InfiniBand's LRH and VCRC. For port rates and wire counters; of headers only a datagram's
+//! GRH is built here.
 
 use core::net::IpAddr;
 

@@ -1,8 +1,9 @@
 //! Impairment of a link: a carrier round another. A NIC that is asked for none uses the other carrier alone.
 //!
-//! Settings mean the same on both paths, and act on what leaves; a port that is down also drops arrivals. On
-//! the wire they act on packets. In shared memory a message or answer counts as one, however long. Were it
-//! lost with any of its packets, a long one would never arrive: unlike on the wire, it is sent again whole.
+//! Settings, but reorder, mean the same on both paths, and act on what leaves; a port that is down also drops
+//! arrivals. On the wire they act on packets. In shared memory a message or answer counts as one, however
+//! long. Were it lost with any of its packets, a long one would never arrive: unlike on the wire, it is sent
+//! again whole.
 //!
 //! - loss: a packet leaves, is counted and charged, but does not arrive. A seed picks it, by sending order.
 //! - reorder: up to [`OVERTAKERS`] later packets arrive before a packet. Shared memory keeps its order.

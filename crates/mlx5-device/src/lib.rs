@@ -1,8 +1,9 @@
 //! The device without I/O: rung doorbell → validated work → completion, above the interface to its host.
 //!
-//! [`Nic`] is the whole; one file an object, named as in the manual. [`memory`] and [`carrier`] are its host:
-//! application memory through [`memory::Memory`], peers through [`carrier::Carrier`]. Time is an argument,
-//! except the clock of [`Nic::stamp_by`]. No socket, thread or clock of its own (INV-2), no command encoding.
+//! [`Nic`] is the whole; a file for each object, named as in the manual, and for each step. [`memory`] and
+//! [`carrier`] are its host: application memory through [`memory::Memory`], peers through
+//! [`carrier::Carrier`]. Time is an argument, except the clock of [`Nic::stamp_by`]. No socket, thread or
+//! clock of its own (INV-2), no command encoding.
 
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 #![forbid(unsafe_code)]

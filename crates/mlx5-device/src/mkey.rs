@@ -1,8 +1,8 @@
 //! Keys: what a 32-bit key stands for, memory region or window, and what it opens to a peer.
 //!
-//! A key is `index << 8 | generation`, as the driver composes mkeys. All 32 bits are compared on every use,
-//! so the key of a freed region does not reach the next in its place. Windows have keys of the same space,
-//! whose last byte the program chooses at each bind.
+//! A key is `index << 8 | generation`, as the driver composes mkeys. All 32 bits are compared when a region
+//! is used, so the key of a freed region does not reach the next in its place. Windows have keys of the same
+//! space, whose last byte the program chooses at each bind.
 
 use std::collections::VecDeque;
 

@@ -64,7 +64,7 @@ defaults! {
         max_mr_size: u64 = u64::MAX,
         /// Bit mask of page sizes.
         page_size_cap: u64 = 0xffff_ffff_ffff_f000,
-        /// QPs of one NIC.
+        /// QPs of one device.
         max_qp: u32 = MAX_QP,
         /// Send blocks or receive entries of one QP.
         max_qp_wr: u32 = 32768,

@@ -1,4 +1,4 @@
-//! The requester's side of a QP: from the send queue to the carrier, and from replies to completions.
+//! The requester's side of a QP: from the send queue to the carrier, and to completions.
 //!
 //! In each step of a queue: time-outs, new WQEs within a budget, what the transport releases, then
 //! completions in posting order.

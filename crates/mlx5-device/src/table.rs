@@ -2,7 +2,7 @@
 
 use super::command::{Answer, CommandError, Handle};
 
-/// A table whose handles are the lowest free integers from 0.
+/// A table whose handles are small integers from 0: the one freed last, or else the next.
 #[derive(Debug)]
 pub struct Table<T> {
     slots: Vec<Option<T>>,
