@@ -1,7 +1,7 @@
 //! `cargo xtask setup`: which packages a command needs, why, and their installation where it is allowed.
 //!
-//! A clean machine is Debian 12 or Ubuntu 24.04 with git, gcc and a stable Rust. Other systems get the list
-//! and a check of what can be seen without a package manager.
+//! A clean machine is Debian 12 or 13 or Ubuntu 24.04 with git, gcc and a stable Rust. Other systems get the
+//! list and a check of what can be seen without a package manager.
 
 use std::fs;
 use std::path::Path;

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use crate::process::{on_path, said};
 use crate::setup::{self, Purpose};
 
-/// What `README.md` asks for before the first command.
+/// What `README.md` asks for before the first command, and what gcc and git recommend.
 const ASKED_FOR: [&str; 4] = ["git", "gcc", "libc6-dev", "ca-certificates"];
 
 /// Rust's own programs, and the linker that rustc starts, wherever they lie.

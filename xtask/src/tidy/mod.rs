@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: every textual check of the tree; aims at two seconds and compiles nothing but itself.
+//! `cargo xtask tidy`: every textual check of the tree, in some seconds; it compiles nothing but itself.
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
