@@ -282,12 +282,8 @@ impl<'a> Run<'a> {
                 };
                 let kept = suite.environment.iter().filter(|(name, _)| !(self.extent.bare && ours(name)));
                 let log = self.test_programs(&suite.package, &job.name, |program| {
-                    let runner = suite.nic.as_ref().map_or(&[][..], |nic| &nic.runner);
-                    let mut words = runner.to_vec();
-                    words.push(program.display().to_string());
-                    words.extend(suite.words().map(str::to_owned));
-                    let mut command = command(&words);
-                    command.envs(kept.clone().cloned());
+                    let mut command = suite.command(program);
+                    command.args(suite.words()).envs(kept.clone().cloned());
                     command
                 })?;
                 Ok((self.judged(&job.name, &log, suite.nic.as_ref()), log))

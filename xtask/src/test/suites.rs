@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::LazyLock;
 
 use anyhow::Result;
@@ -94,6 +95,15 @@ impl Suite {
             .iter()
             .map(String::as_str)
             .chain(self.left_out.iter().flat_map(|part| ["--skip", part]))
+    }
+
+    /// Starts one of its test programs, on its NIC if it has one.
+    pub fn command(&self, program: &Path) -> Command {
+        let runner = self.nic.iter().flat_map(|nic| &nic.runner).map(Path::new);
+        let mut words = runner.chain([program]);
+        let mut command = Command::new(words.next().unwrap_or(program));
+        command.args(words);
+        command
     }
 
     /// Whether a test is one of its own.

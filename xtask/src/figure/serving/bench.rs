@@ -454,24 +454,40 @@ pub fn missing(run: &Value) -> Option<String> {
     })
 }
 
-/// The end of a dry run: which of `plots` (name, title, series) the kept series draw, and what is judged.
-pub fn drawn_and_judged<'a>(
-    experiment: &Experiment,
-    plots: impl Iterator<Item = (&'a String, &'a String, &'a Vec<String>)>,
-    (kept, left_out): (&[String], &[String]),
-    machine: Machine,
-) -> Vec<String> {
-    let mut lines = Vec::new();
+/// What would be measured, drawn and judged (INV-10). `said`: of the points, and of the NIC; `commands`: of a
+/// series.
+pub fn dry_run(
+    (experiment, options): (&Experiment, &Options),
+    said: [&str; 2],
+    (grid, left_out): (&Grid, &[String]),
+    commands: &dyn Fn(&String) -> Result<Vec<String>>,
+) -> Result<String> {
+    let (spec, machine) = (&experiment.spec, options.machine());
+    let mut lines = vec![
+        format!("{}: {}", spec.name, spec.title),
+        format!(
+            "{} points{}; each point ends within nine minutes, --resume goes on",
+            grid.keys().len(),
+            said[0]
+        ),
+        format!("nic: {}{}; machine: {}", options.nic_in_words(), said[1], machine.name()),
+        format!("results: {}", options.how(experiment).out.display()),
+    ];
+    for series in &grid.series {
+        lines.extend(commands(series)?);
+    }
     if !left_out.is_empty() {
         lines.push(format!("left out: {}", left_out.join(", ")));
     }
-    let drawn = plots.filter(|(_, _, series)| kept.iter().any(|one| series.contains(one)));
     lines.push("answers are compared with a file of `profiler reference`, one a model".into());
+    let timelines = spec.timelines.iter().map(|plot| (&plot.name, &plot.title, &plot.series));
+    let plots = timelines.chain(spec.stacks.iter().map(|plot| (&plot.name, &plot.title, &plot.series)));
+    let drawn = plots.filter(|(_, _, series)| grid.series.iter().any(|one| series.contains(one)));
     lines.extend(drawn.map(|(name, title, _)| format!("draws: {name}: {title}")));
     lines.extend(judged(experiment, false));
     if machine == Machine::Twin {
         lines
             .push("label: emulated (the host twin): no claim about a GPU or a server's CPU is judged".into());
     }
-    lines
+    Ok(lines.join("\n"))
 }

@@ -12,9 +12,7 @@ use experiment::run::{self, Extra};
 use experiment::{Experiment, Spec};
 use serde_json::{Value, json};
 
-use super::bench::{
-    self, BEGIN, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, option, parts,
-};
+use super::bench::{self, BEGIN, SILENCE, ServerBench, ServerFigure, missing, option, parts};
 use super::started::Started;
 use crate::figure::cpu::{ProcessSampler, ProcessSnapshot, ProcessUse};
 use crate::figure::options::{Machine, Options};
@@ -222,29 +220,21 @@ fn fill(point: &mut Point, clients: &[HeardClient], looks: &[(f64, ProcessSnapsh
 
 /// What would be measured and judged (INV-10).
 fn dry_run(experiment: &Experiment, options: &Options) -> Result<String> {
-    let (spec, how, machine) = (&experiment.spec, options.how(experiment), options.machine());
-    let grid = spec.grid(how.extent);
-    let mut lines = vec![
-        format!("{}: {}", spec.name, spec.title),
-        format!(
-            "{} points: {} series × {} repetitions, each of {} s and {LEAD} s more to begin; each point ends within nine minutes, --resume goes on",
-            grid.keys().len(),
-            grid.series.len(),
-            grid.repeat,
-            grid.seconds
-        ),
-        format!("nic: {}; machine: {}", options.nic_in_words(), machine.name()),
-        format!("results: {}", how.out.display()),
-    ];
-    for series in &grid.series {
+    let (spec, grid) = (&experiment.spec, experiment.spec.grid(options.extent()));
+    let (count, repeat, seconds) = (grid.series.len(), grid.repeat, grid.seconds);
+    let points =
+        format!(": {count} series × {repeat} repetitions, each of {seconds} s and {LEAD} s more to begin");
+    let commands = |series: &String| {
         let line = Line::of(series)?;
-        let words = server_options(spec, &line, machine)?.join(" ");
-        lines.push(format!("{series}: inference-server --listen … {words}"));
-        let words = client_options(spec, &line, grid.seconds)?.join(" ");
-        lines.push(format!("  {} × doorbell-client --connect … {words}", line.count));
-    }
-    lines.extend(drawn_and_judged(experiment, std::iter::empty(), (&grid.series, &[]), machine));
-    Ok(lines.join("\n"))
+        let [server, client] =
+            [server_options(spec, &line, options.machine())?, client_options(spec, &line, seconds)?]
+                .map(|words| words.join(" "));
+        Ok(vec![
+            format!("{series}: inference-server --listen … {server}"),
+            format!("  {} × doorbell-client --connect … {client}", line.count),
+        ])
+    };
+    bench::dry_run((experiment, options), [&points, ""], (&grid, &[]), &commands)
 }
 
 #[cfg(test)]

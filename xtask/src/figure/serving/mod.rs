@@ -30,7 +30,7 @@ pub mod time;
 
 use super::cpu::{DRIVER, ProcessSampler, ProcessSnapshot, ProcessUse, timeline};
 pub use bench::Programs;
-use bench::{BEGIN, END, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, option, parts};
+use bench::{BEGIN, END, SILENCE, ServerBench, ServerFigure, missing, option, parts};
 use started::Started;
 
 /// What the spec calls the points of this figure.
@@ -312,49 +312,30 @@ fn last_look(watch: &ProcessSampler, limit: Duration, mut last: ProcessSnapshot)
 
 /// What would be measured, drawn and judged (INV-10).
 fn dry_run(experiment: &Experiment, options: &Options) -> Result<String> {
-    let (spec, how, machine) = (&experiment.spec, options.how(experiment), options.machine());
-    let (mut grid, mut left_out) = grid(spec, how.extent, machine);
+    let (spec, machine) = (&experiment.spec, options.machine());
+    let (mut grid, mut left_out) = grid(spec, options.extent(), machine);
     if options.on_nodes().is_some() {
         left_out.extend(left_out_of_nodes(&mut grid));
     }
-    let of = |series: &String| grid.seconds_of(series);
-    let all: f64 = grid.keys().iter().map(|key| of(&key.series)).sum();
-    let mut lines = vec![
-        format!("{}: {}", spec.name, spec.title),
-        format!(
-            "{} points: {} series × {} repetitions at most, {:.0} s of serving in all; each point ends within nine minutes, --resume goes on",
-            grid.keys().len(),
-            grid.series.len(),
-            grid.repeat,
-            all
-        ),
-        format!(
-            "nic: {}; a software NIC's threads are counted apart; machine: {}",
-            options.nic_in_words(),
-            machine.name()
-        ),
-        format!("results: {}", how.out.display()),
-    ];
-    for series in &grid.series {
-        let line = Line::of(series)?;
+    let all: f64 = grid.keys().iter().map(|key| grid.seconds_of(&key.series)).sum();
+    let (count, repeat) = (grid.series.len(), grid.repeat);
+    let points = format!(": {count} series × {repeat} repetitions at most, {all:.0} s of serving in all");
+    let commands = |series: &String| {
+        let (line, s) = (Line::of(series)?, grid.seconds_of(series));
         if line.sleep == STEALS {
-            let seconds = of(series);
-            lines.push(format!("{series}: profiler run, {seconds} s alone, {seconds} s beside an idle server, {seconds} s alone"));
-            continue;
+            return Ok(vec![format!(
+                "{series}: profiler run, {s} s alone, {s} s beside an idle server, {s} s alone"
+            )]);
         }
-        lines.push(format!(
-            "{series}, {} s: inference-server --listen … {}",
-            of(series),
-            server_options(spec, &line, machine)?.join(" ")
-        ));
-        lines.push(format!(
-            "  doorbell-client --connect … {}",
-            client_options(spec, &line, of(series))?.join(" ")
-        ));
-    }
-    let plots = spec.timelines.iter().map(|plot| (&plot.name, &plot.title, &plot.series));
-    lines.extend(drawn_and_judged(experiment, plots, (&grid.series, &left_out), machine));
-    Ok(lines.join("\n"))
+        let [server, client] = [server_options(spec, &line, machine)?, client_options(spec, &line, s)?]
+            .map(|words| words.join(" "));
+        Ok(vec![
+            format!("{series}, {s} s: inference-server --listen … {server}"),
+            format!("  doorbell-client --connect … {client}"),
+        ])
+    };
+    let nic = "; a software NIC's threads are counted apart";
+    bench::dry_run((experiment, options), [&points, nic], (&grid, &left_out), &commands)
 }
 
 #[cfg(test)]

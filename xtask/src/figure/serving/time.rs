@@ -15,7 +15,7 @@ use experiment::{Experiment, Spec};
 use measure::{Label, json_lines};
 use serde_json::{Value, json};
 
-use super::bench::{self, SILENCE, ServerBench, ServerFigure, drawn_and_judged, missing, parts};
+use super::bench::{self, SILENCE, ServerBench, ServerFigure, missing, parts};
 use super::started::{Process, Started};
 use crate::figure::options::{Machine, Options};
 use crate::process::WAIT;
@@ -488,51 +488,33 @@ impl Timed<'_> {
 
 /// What would be measured, drawn and judged (INV-10).
 fn dry_run(experiment: &Experiment, options: &Options) -> Result<String> {
-    let (spec, how, machine) = (&experiment.spec, options.how(experiment), options.machine());
-    let (mut grid, mut left_out) = grid(spec, how.extent);
+    let (spec, machine) = (&experiment.spec, options.machine());
+    let (mut grid, mut left_out) = grid(spec, options.extent());
     if options.nic.is_some() {
         left_out.extend(left_out_of_card(&mut grid));
     }
-    let mut lines = vec![
-        format!("{}: {}", spec.name, spec.title),
-        format!(
-            "{} points of {} series in 2 passes × {} repetitions at most, each of two loads of {} s (with a rate, of {ARRIVALS} requests on average, up to {LONGEST_S} s); each point ends within nine minutes, --resume goes on",
-            grid.keys().len(),
-            grid.series.len(),
-            grid.repeat,
-            grid.seconds
-        ),
-        format!("nic: {}; machine: {}", options.nic_in_words(), machine.name()),
-        format!("results: {}", how.out.display()),
-    ];
-    for series in &grid.series {
+    let (count, repeat, seconds) = (grid.series.len(), grid.repeat, grid.seconds);
+    let points = format!(
+        " of {count} series in 2 passes × {repeat} repetitions at most, each of two loads of {seconds} s (with a rate, of {ARRIVALS} \
+         requests on average, up to {LONGEST_S} s)"
+    );
+    let commands = |series: &String| {
         let loads: &[Load] = match Line::of(series)?.variant {
             Some(FLAG) => &[Load::One],
             Some(_) => &Load::of_pass(0),
             None => &Load::ALL,
         };
-        let is_traced = loads.len() > 1;
-        lines.push(format!(
-            "{series}: inference-server --listen … {}",
-            server_options(spec, series, machine, is_traced)?.join(" ")
-        ));
+        let server = server_options(spec, series, machine, loads.len() > 1)?.join(" ");
+        let mut lines = vec![format!("{series}: inference-server --listen … {server}")];
         for &load in loads {
-            lines.push(format!(
-                "  {}: doorbell-client --connect … {}",
-                load.name(),
-                client_options(spec, series, load, [grid.seconds, f64::NAN])?.join(" ").replace(
-                    "NaN",
-                    &format!(
-                        "{} of the GPU's runs a second",
-                        option(spec, series, load.name()).unwrap_or(&toml::Value::Integer(1))
-                    )
-                )
-            ));
+            let share = option(spec, series, load.name()).unwrap_or(&toml::Value::Integer(1)).to_string();
+            let client = client_options(spec, series, load, [seconds, f64::NAN])?.join(" ");
+            let client = client.replace("NaN", &format!("{share} of the GPU's runs a second"));
+            lines.push(format!("  {}: doorbell-client --connect … {client}", load.name()));
         }
-    }
-    let plots = spec.stacks.iter().map(|plot| (&plot.name, &plot.title, &plot.series));
-    lines.extend(drawn_and_judged(experiment, plots, (&grid.series, &left_out), machine));
-    Ok(lines.join("\n"))
+        Ok(lines)
+    };
+    bench::dry_run((experiment, options), [&points, ""], (&grid, &left_out), &commands)
 }
 
 #[cfg(test)]

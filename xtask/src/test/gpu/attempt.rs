@@ -143,14 +143,7 @@ impl<'a> Attempt<'a> {
     }
 
     fn command(&self, program: &TestProgram, names: &[String]) -> Command {
-        let mut command = match &self.suite.nic {
-            Some(nic) => {
-                let mut command = Command::new(&nic.runner[0]);
-                command.args(&nic.runner[1..]).arg(&program.path);
-                command
-            }
-            None => Command::new(&program.path),
-        };
+        let mut command = self.suite.command(&program.path);
         command.args(names).args(["--exact", "--test-threads=1", "--show-output"]);
         let ours = if self.suite.nic.is_some() { "gpu,toolkit,nic,softnic" } else { "gpu,toolkit" };
         // What the user asks for stays.

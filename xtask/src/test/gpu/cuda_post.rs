@@ -6,8 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 use std::{env, fs};
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail, ensure};
 
+use super::super::outcome::Outcome;
 use crate::files;
 use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, run_logged};
@@ -22,23 +23,15 @@ const WRITES_A_CQE: u64 = 100;
 /// Compiling, and running.
 const LIMIT: Duration = Duration::from_secs(120);
 
-#[derive(Debug, PartialEq, Eq)]
-pub enum ExampleOutcome {
-    /// It ended with status 0.
-    Passed,
-    /// Why it could not be tried.
-    Skipped(String),
-    /// What is wrong, and what was said.
-    Failed(String, String),
-}
-
-/// Copies example and headers of the tree at `root` below `out`, builds and runs it there.
-pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<ExampleOutcome> {
+/// Copies example and headers of the tree at `root` below `out`, builds and runs it there. Error: what is
+/// wrong; `text` is what was said.
+pub fn run(root: &Path, out: &Path, machine: &GpuMachine, text: &mut String) -> Result<Outcome> {
+    let skip = |why: &str| Outcome { skips: vec![format!("SKIP {NAME}: {why}")], ..Outcome::default() };
     if !root.join(NAME).is_dir() {
-        return Ok(ExampleOutcome::Skipped(format!("there is no {NAME} here")));
+        return Ok(skip(&format!("there is no {NAME} here")));
     }
     let Some(nvcc) = nvcc(machine.toolkit.as_deref()) else {
-        return Ok(ExampleOutcome::Skipped("nvcc is neither in the toolkit nor in PATH".into()));
+        return Ok(skip("nvcc is neither in the toolkit nor in PATH"));
     };
     let scratch = out.join("scratch");
     let _ = fs::remove_dir_all(&scratch);
@@ -48,10 +41,8 @@ pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<ExampleOutco
         }
     }
     let folder = scratch.join(NAME);
-    let Some((line, program)) = line(&folder)? else {
-        let why = format!("no line in {NAME} begins with `{LINE}` and says `-o NAME`");
-        return Ok(ExampleOutcome::Failed(why, String::new()));
-    };
+    let (line, program) = line(&folder)?
+        .with_context(|| format!("no line in {NAME} begins with `{LINE}` and says `-o NAME`"))?;
     let mut build = Command::new(nvcc);
     build.args(line.split_whitespace().skip(1)).current_dir(&folder);
     let mut program_run = Command::new(workspace::programs().join("softnic"));
@@ -67,27 +58,24 @@ pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<ExampleOutco
         let log = out.join("logs").join(format!("cuda_post-{what}.log"));
         let ended = run_logged(command, &log, LIMIT)?;
         if ended != Ended::Well {
-            let said = fs::read(&log).unwrap_or_default();
-            return Ok(ExampleOutcome::Failed(
-                format!("{what} {ended} ({line})"),
-                String::from_utf8_lossy(&said).into_owned(),
-            ));
+            *text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
+            bail!("{what} {ended} ({line})");
         }
     }
-    let counters = fs::read_to_string(&stats).unwrap_or_default();
-    Ok(too_many_completions(&counters)
-        .map_or(ExampleOutcome::Passed, |why| ExampleOutcome::Failed(why, counters)))
+    *text = fs::read_to_string(&stats).unwrap_or_default();
+    few_completions(text)?;
+    text.clear();
+    Ok(Outcome { passed: 1, ..Outcome::default() })
 }
 
-/// What is wrong with the number of completions, by a line of the NIC's counters.
-fn too_many_completions(counters: &str) -> Option<String> {
+/// Error: what is wrong with the number of completions, by a line of the NIC's counters.
+fn few_completions(counters: &str) -> Result<()> {
     let counters: serde_json::Value = serde_json::from_str(counters.trim()).unwrap_or_default();
     let [cqes, writes] = ["cqes", "posted_write"].map(|name| counters["counters"][name].as_u64());
-    let (Some(cqes), Some(writes)) = (cqes, writes) else {
-        return Some("the NIC's counters have no `cqes` and `posted_write`".into());
-    };
-    let why = format!("{cqes} CQEs for {writes} WRITEs are more than one for {WRITES_A_CQE}");
-    (cqes * WRITES_A_CQE > writes).then_some(why)
+    let (cqes, writes) = cqes.zip(writes).context("the NIC's counters have no `cqes` and `posted_write`")?;
+    let most = writes / WRITES_A_CQE;
+    ensure!(cqes <= most, "{cqes} CQEs for {writes} WRITEs are more than one for {WRITES_A_CQE}");
+    Ok(())
 }
 
 /// The compiler: the toolkit's, else the first in `PATH`.
@@ -101,21 +89,14 @@ fn nvcc(toolkit: Option<&Path>) -> Option<PathBuf> {
 
 /// The line that builds it, and the name of what it makes.
 fn line(folder: &Path) -> Result<Option<(String, String)>> {
-    for file in files::below(folder, &[])? {
-        let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
-        let bare = |line: &str| line.trim_start_matches(['/', '*', ' ', '$']).trim_end().to_owned();
-        let built = |line: &String| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            let at = words.iter().position(|word| *word == "-o")?;
-            Some((line.clone(), words.get(at + 1)?.trim_start_matches("./").to_owned()))
-        };
-        let found =
-            text.lines().map(bare).filter(|line| line.starts_with(LINE)).find_map(|line| built(&line));
-        if found.is_some() {
-            return Ok(found);
-        }
-    }
-    Ok(None)
+    let built = |line: &str| {
+        let line = line.trim_start_matches(['/', '*', ' ', '$']).trim_end();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|word| *word == "-o").filter(|_| line.starts_with(LINE))?;
+        Some((line.to_owned(), words.get(at + 1)?.trim_start_matches("./").to_owned()))
+    };
+    let texts = files::below(folder, &[])?.into_iter().map(|file| fs::read_to_string(folder.join(file)));
+    Ok(texts.flatten().find_map(|text| text.lines().find_map(built)))
 }
 
 #[cfg(test)]
@@ -128,14 +109,15 @@ mod tests {
     fn more_than_a_completion_for_a_hundred_writes_is_a_failure() {
         let with = |cqes: u64| {
             let counters = serde_json::json!({"cqes": cqes, "posted_write": 50176});
-            too_many_completions(&format!("{}\n", serde_json::json!({"counters": counters})))
+            few_completions(&format!("{}\n", serde_json::json!({"counters": counters})))
         };
+        let said = |result: Result<()>| result.unwrap_err().to_string();
         // Of the 50,176 WRITEs of `thread` the last of each 128, each 64 and each 32 asks for one.
-        assert_eq!(with(392), None);
+        with(392).unwrap();
         for cqes in [784, 1568] {
-            assert!(with(cqes).unwrap().starts_with(&format!("{cqes} CQEs for 50176 WRITEs")));
+            assert!(said(with(cqes)).starts_with(&format!("{cqes} CQEs for 50176 WRITEs")));
         }
-        assert!(too_many_completions("").unwrap().contains("no `cqes`"));
+        assert!(said(few_completions("")).contains("no `cqes`"));
     }
 
     #[test]
@@ -146,9 +128,11 @@ mod tests {
         machine.toolkit = Some(root.join("toolkit"));
         let out = root.join("out");
         fs::create_dir_all(out.join("logs")).unwrap();
-        assert!(
-            matches!(run(&root, &out, &machine).unwrap(), ExampleOutcome::Skipped(why) if why.contains(NAME))
-        );
+        let tried = || {
+            let mut said = String::new();
+            (run(&root, &out, &machine, &mut said).map_err(|why| why.to_string()), said)
+        };
+        assert_eq!(tried().0.unwrap().skips, [format!("SKIP {NAME}: there is no {NAME} here")]);
         fs::create_dir_all(root.join("toolkit/bin")).unwrap();
         script(
             &root.join("toolkit/bin/nvcc"),
@@ -159,17 +143,14 @@ mod tests {
         fs::create_dir_all(root.join(NAME)).unwrap();
         let source = root.join(NAME).join("cuda_post.cu");
         fs::write(&source, "// nvcc is needed.\n").unwrap();
-        assert!(
-            matches!(run(&root, &out, &machine).unwrap(), ExampleOutcome::Failed(why, _) if why.contains("no line"))
-        );
+        assert!(tried().0.unwrap_err().contains("no line"));
         fs::write(
             &source,
             "// Posts.\n//     nvcc -I ../../crates/rdma-shim/include -o cuda_post cuda_post.cu\n",
         )
         .unwrap();
-        let ExampleOutcome::Failed(why, said) = run(&root, &out, &machine).unwrap() else {
-            panic!("it passed")
-        };
+        let (failed, said) = tried();
+        let why = failed.unwrap_err();
         assert!(why.starts_with("nvcc ended with status 3"), "{why}");
         assert!(said.contains("-o cuda_post cuda_post.cu"), "{said}");
         fs::remove_dir_all(&root).unwrap();

@@ -163,23 +163,16 @@ impl Run<'_> {
 
     /// The example that needs no Rust, built by `nvcc` where it is.
     fn example(&self) -> Row {
-        let since = Instant::now();
+        let (since, mut text) = (Instant::now(), String::new());
         say!("{} …", cuda_post::NAME);
-        let tried = cuda_post::run(&workspace::root(), self.out, self.machine);
-        let (complaint, skips, text) = match tried {
-            Ok(cuda_post::ExampleOutcome::Passed) => (None, vec![], String::new()),
-            Ok(cuda_post::ExampleOutcome::Skipped(why)) => {
-                (None, vec![format!("SKIP {}: {why}", cuda_post::NAME)], String::new())
-            }
-            Ok(cuda_post::ExampleOutcome::Failed(why, log)) => (Some(why), vec![], log),
-            Err(error) => (Some(format!("{error:#}")), vec![], String::new()),
+        let tried = cuda_post::run(&workspace::root(), self.out, self.machine, &mut text);
+        let (outcome, complaint) = match tried {
+            Ok(outcome) => (outcome, None),
+            Err(error) => (Outcome::default(), Some(format!("{error:#}"))),
         };
-        let passed = usize::from(complaint.is_none() && skips.is_empty());
-        let outcome = Outcome { passed, skips, ..Outcome::default() };
         let log = Log { text, ended: Some(Ended::Well), ..Log::default() };
         let name = cuda_post::NAME.to_owned();
-        let row = Row { name, minutes: minutes(since), outcome, complaint, ..Row::default() };
-        finish(row, &log)
+        finish(Row { name, minutes: minutes(since), outcome, complaint, ..Row::default() }, &log)
     }
 }
 
