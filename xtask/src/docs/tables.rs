@@ -9,6 +9,7 @@ use experiment::Spec;
 use experiment::measured::{Entry, Measured};
 use experiment::table::Row;
 use experiment::verdict::{Judged, Verdict, judge};
+use measure::Provenance;
 
 use crate::compat::results;
 use crate::figure::serving;
@@ -104,8 +105,9 @@ const NONE: &str = "—";
 /// Posts beside gpunetio's put, its put with a collapsed CQ, and its pieces, where posters look for room and
 /// the ring lies in host memory.
 fn posts(entries: &[Entry]) -> Vec<Vec<String>> {
-    let title = ["row", "early, ns", "strict, ns", "gpunetio, ns", "early ÷ gpunetio", "required", "verdict"];
-    let mut table = vec![row(title)];
+    let title = ["early, ns", "strict, ns", "gpunetio, ns", "early ÷ gpunetio", "required", "verdict"];
+    let at = entries.last().map(|entry| format!(", at {}", revision(&entry.provenance)));
+    let mut table = vec![[vec![format!("row{}", at.unwrap_or_default())], row(title)].concat()];
     let rows = entries.last().into_iter().flat_map(|entry| &entry.rows);
     let is_shown = |series: &str| {
         let ends = ["/host", "/host/collapsed", "/host/pieces"];
@@ -138,10 +140,21 @@ fn machine(entry: &Entry) -> String {
     format!("{}{rate}", entry.machine)
 }
 
+fn revision(provenance: &Provenance) -> String {
+    format!("`{}`", provenance.revision.commit.get(..10).unwrap_or("unknown"))
+}
+
+/// An entry in a table that has no column of revisions.
+fn at(name: String, entry: &Entry) -> String {
+    format!("{name}, {}", revision(&entry.provenance))
+}
+
 /// Aims and reported numbers: what the present spec asks, and each machine's median and verdict. A recorded
 /// verdict with the same aim counts, as it knows every repetition; else the entry's rows are judged anew.
 fn aims(spec: &Spec, entries: &[Entry]) -> Vec<Vec<String>> {
-    let mut table = vec![[row(["what", "asked"]), entries.iter().map(machine).collect()].concat()];
+    let mut table = vec![
+        [row(["what", "asked"]), entries.iter().map(|entry| at(machine(entry), entry)).collect()].concat(),
+    ];
     for claim in &spec.claims {
         let judged = entries.iter().map(|entry| {
             let anew = judge(claim, &entry.points(&spec.name));
@@ -181,7 +194,7 @@ fn services(entries: &[Entry]) -> Vec<Vec<String>> {
                 median(measured, name).into_iter().for_each(|number| *cell = number);
             }
         }
-        let of = on(entry);
+        let of = at(on(entry), entry);
         let line = |(series, cells): (&str, [String; 7])| {
             [vec![of.clone(), format!("`{series}`")], cells.into()].concat()
         };
@@ -196,10 +209,11 @@ fn by_thread(entries: &[Entry]) -> Vec<Vec<String>> {
     for entry in entries {
         let lines = serving::threads::table(&entry.rows).into_iter().skip(1);
         let count = table.len();
-        table.extend(lines.map(|line| [vec![on(entry)], line].concat()));
+        table.extend(lines.map(|line| [vec![at(on(entry), entry)], line].concat()));
         if table.len() == count {
-            let none = [on(entry).as_str(), "not kept by the recorded run", NONE, NONE, NONE, NONE]
-                .map(str::to_owned);
+            let none =
+                [at(on(entry), entry).as_str(), "not kept by the recorded run", NONE, NONE, NONE, NONE]
+                    .map(str::to_owned);
             table.push(none.into());
         }
     }
@@ -220,9 +234,7 @@ fn listed(entries: &[Entry], x: Option<&str>, numbers: &[&str]) -> Vec<Vec<Strin
     for (entry, measured) in entries.iter().flat_map(|entry| entry.rows.iter().map(move |row| (entry, row))) {
         let names = [on(entry), format!("`{}`", measured.series)].into_iter();
         let number = |name: &&str| match *name {
-            "revision" => {
-                format!("`{}`", entry.of(measured).revision.commit.get(..10).unwrap_or("unknown"))
-            }
+            "revision" => revision(entry.of(measured)),
             name => median(measured, name).unwrap_or_else(|| NONE.to_owned()),
         };
         let numbers = numbers.iter().map(number);
@@ -247,7 +259,7 @@ fn rates(entries: &[Entry]) -> Vec<Vec<String>> {
                 cells[at] = median(measured, "wire_gbps").unwrap_or_else(|| NONE.to_owned());
             }
         }
-        let of = machine(entry);
+        let of = at(machine(entry), entry);
         let line = |(series, cells): (&str, [String; 5])| {
             [vec![of.clone(), format!("`{series}`")], cells.into()].concat()
         };
@@ -368,7 +380,8 @@ mod tests {
             | `a/original/host` | — | — | — | 2.50 | ≥ 2.50 | met |\n\
             | `a/steady-1/host/collapsed` | — | — | 1714 | — | — | — |\n<!-- end of table -->\n\nText.\n";
         assert!(
-            new.starts_with("# x\n\n<!-- table: bench-post-gpu -->\n| row |") && new.ends_with(row),
+            new.starts_with("# x\n\n<!-- table: bench-post-gpu -->\n| row, at `unknown` |")
+                && new.ends_with(row),
             "{new}"
         );
         assert_eq!(renewed(&tree(vec![]), &new).unwrap(), new);
@@ -420,13 +433,13 @@ mod tests {
             ("experiments/fig7/measured.json", &written(threads)),
         ]);
         let made = |name: &str| renewed(&tree, &format!("\n{BEGIN}{name} -->\n{END}")).unwrap();
-        let line = "\n| m | `gpu-graph-m` | 250 | 300 | 1234 | 700 | — | — | — |\n";
+        let line = "\n| m, `unknown` | `gpu-graph-m` | 250 | 300 | 1234 | 700 | — | — | — |\n";
         assert!(made("fig6").contains(line), "{}", made("fig6"));
-        let line = "\n| m | gpu-graph-m | softnic-nic | NIC | 1.09 | 1.09–1.09 |\n";
+        let line = "\n| m, `unknown` | gpu-graph-m | softnic-nic | NIC | 1.09 | 1.09–1.09 |\n";
         assert!(made("fig7-threads").contains(line), "{}", made("fig7-threads"));
         let old = Tree::of(&[("experiments/fig7/measured.json", &written(rows(&[named(&[], 0)])))]);
         let text = renewed(&old, &format!("\n{BEGIN}fig7-threads -->\n{END}")).unwrap();
-        assert!(text.contains("| m | not kept by the recorded run | — |"), "{text}");
+        assert!(text.contains("| m, `unknown` | not kept by the recorded run | — |"), "{text}");
     }
 
     #[test]
