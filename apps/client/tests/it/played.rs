@@ -62,6 +62,8 @@ pub enum AnswerFault {
     /// The header has another cookie.
     Header(u64),
     Never(u64),
+    /// No request is answered.
+    Silent,
     /// So many milliseconds later.
     Late(u64, u64),
     /// Once more, after all others were answered.
@@ -320,6 +322,7 @@ impl PlayedServer {
         match self.spoil {
             AnswerFault::Header(spoiled) if spoiled == id => prefix[24] ^= 1,
             AnswerFault::Never(spoiled) if spoiled == id => return,
+            AnswerFault::Silent => return,
             AnswerFault::Late(spoiled, ms) if spoiled == id => {
                 self.later.push((Instant::now() + Duration::from_millis(ms), slot, prefix));
                 return;
