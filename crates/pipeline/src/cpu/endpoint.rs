@@ -19,7 +19,7 @@ use super::CpuError;
 use super::job::Job;
 use super::poster::{Done, Poster, RECEIVE};
 use crate::Mode;
-use crate::gpu::{Client, Pool};
+use crate::gpu::{Client, Pool, fitting};
 use crate::trace::{OffloadTimes, Sample, Step, Trace, unix_ns};
 
 /// The client writes requests and flags.
@@ -242,12 +242,8 @@ impl Endpoint {
 
     /// Where the client wants its answers. Error: they do not fit there.
     pub fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<(), CpuError> {
-        let needed = [self.geometry.client_stride(), FLAG_BYTES].map(|each| each * self.places.len());
-        let fits = |(region, needed): (&RegionOffer, usize)| region.bytes >= needed as u64;
-        match offered.try_into() {
-            Ok(answers) if offered.iter().zip(needed).all(fits) => self.answers = answers,
-            _ => return Err(CpuError::Answers { needed, offered: offered.len() }),
-        }
+        let fitting = fitting(offered, &self.geometry, self.places.len());
+        self.answers = fitting.map_err(CpuError::Answers)?;
         Ok(())
     }
 
