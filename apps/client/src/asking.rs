@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use cli::{FAILED, INTERRUPTED, emit, sentence, speaks_to_people};
 use measure::Histogram;
-use serving::{Connection, Found, SetupRequest, model};
+use serving::{Connection, Found, SetupRequest, Transport, model};
 use slots::Status;
 use slots::client::AnswerError;
 use verbs::connect::Wait;
@@ -67,6 +67,8 @@ struct ClientRun<'a> {
     /// When deadlines are looked after again.
     look_ns: u64,
     backoff: Backoff,
+    /// Since when every slot has waited for a late answer.
+    exhausted_ns: Option<u64>,
     /// Whether each second has a line, when the next one is due, and the answers before it.
     live: Option<(u64, u64)>,
 }
@@ -115,6 +117,7 @@ impl<'a> ClientRun<'a> {
             start_ns,
             look_ns: start_ns,
             backoff: Backoff::new(start_ns),
+            exhausted_ns: None,
             live: is_live.then_some((start_ns + SECOND_NS, 0)),
         }
     }
@@ -195,8 +198,13 @@ impl<'a> ClientRun<'a> {
             }
             self.live = Some((next_ns + SECOND_NS, answered));
         }
-        if self.connection.is_exhausted() {
-            bail!("no slot is left: UC has lost a message of each; ask for more --slots");
+        self.exhausted_ns = self.connection.is_exhausted().then(|| self.exhausted_ns.unwrap_or(now_ns));
+        if let Some(since_ns) = self.exhausted_ns {
+            if self.options.transport == Transport::Uc {
+                bail!("no slot is left: UC has lost a message of each; ask for more --slots");
+            }
+            let is_silent = now_ns - since_ns >= self.patience_ns();
+            ensure!(!is_silent, "the server is silent: no slot got its answer within twice --deadline");
         }
         let outstanding = self.connection.outstanding();
         ensure!(self.connection.is_alive(), "the server is gone, with {outstanding} requests outstanding");

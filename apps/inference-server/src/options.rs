@@ -30,7 +30,7 @@ pub struct Options {
     /// How requests are served.
     #[arg(long, default_value = "cpu-cpu-ibverbs", value_parser = cli::choice::<Mode>(Mode::ALL.map(|mode| (mode.name(), mode.alias(), mode.about()))))]
     pub mode: Mode,
-    /// GPU modes: what runs the kernels.
+    /// GPU modes and --engine gpu: what runs the kernels.
     #[arg(long, value_enum, default_value = "gpu")]
     pub machine: MachineName,
     #[command(flatten)]
@@ -133,11 +133,16 @@ pub enum Sleep {
 }
 
 /// Options that not every mode uses.
-pub const OPTION_SCOPES: [OptionScope<Options>; 6] = [
+pub const OPTION_SCOPES: [OptionScope<Options>; 7] = [
     OptionScope {
-        options: &["engine", "threads", "onnxruntime"],
+        options: &["engine"],
         to: "--mode cpu-cpu-ibverbs or cpu-cpu-shim",
         when: |options| !options.mode.needs_gpu(),
+    },
+    OptionScope {
+        options: &["threads", "onnxruntime"],
+        to: "--engine onnx in --mode cpu-cpu-ibverbs or cpu-cpu-shim",
+        when: |options| !options.mode.needs_gpu() && options.engine == Engine::Onnx,
     },
     OptionScope {
         options: &["baseline"],
@@ -377,6 +382,10 @@ mod tests {
             ("--engine twin", "--mode gpu-graph --machine twin", "--mode cpu-cpu-shim"),
             ("--threads 2", "--mode cpu-gpu", "--mode cpu-cpu-ibverbs"),
             ("--onnxruntime f", "--mode gpu-while", "--mode cpu-cpu-shim"),
+            ("--threads 2", "--engine twin", "--engine onnx"),
+            ("--threads 2", "--engine gpu", "--engine onnx"),
+            ("--onnxruntime f", "--engine twin", "--mode cpu-cpu-shim"),
+            ("--onnxruntime f", "--engine gpu", "--engine onnx"),
             ("--baseline fair", "--mode cpu-gpu", "--engine gpu"),
             ("--baseline fair", "--engine twin", "--engine gpu"),
             ("--machine twin", "--mode cpu-cpu-shim", "--mode gpu-while"),

@@ -196,9 +196,9 @@ impl Connection {
         self.client.outstanding()
     }
 
-    /// Whether nothing can be asked any more: on UC each slot has lost a message, and is not used again.
+    /// Whether nothing can be asked: each slot waits for an answer that is late, or that UC has lost.
     pub fn is_exhausted(&self) -> bool {
-        self.transport == Transport::Uc && self.client.is_exhausted()
+        self.client.is_exhausted()
     }
 
     /// Answers that came once more than they were asked for.

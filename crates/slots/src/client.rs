@@ -109,9 +109,9 @@ impl Client {
         self.outstanding.len() - self.late
     }
 
-    /// Whether every slot has a request whose deadline has passed.
+    /// Whether every slot that may be used has a request whose deadline has passed.
     pub fn is_exhausted(&self) -> bool {
-        self.late == self.slots.len()
+        self.late >= self.credits
     }
 
     /// Takes a slot for a request. `cookie` comes back with the answer.

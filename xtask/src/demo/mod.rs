@@ -26,6 +26,8 @@ const ANSWERS: [u64; 2] = [1000, 32];
 const AIM: Duration = Duration::from_secs(60);
 /// Longest that the reference, and a further line of the client, may take.
 const LIMIT: Duration = Duration::from_secs(120);
+/// Longest that the client may take for so many answers as [`ANSWERS`] says.
+const RUN: Duration = Duration::from_secs(600);
 /// Packages of the programs.
 const PACKAGES: [&str; 8] = ["-p", "softnic", "-p", "inference-server", "-p", "client", "-p", "profiler"];
 /// Counts of the client that have to be 0, in the table's order.
@@ -151,7 +153,8 @@ fn execute(programs: &Programs, out: &Path, engine: Engine, answers: u64) -> Res
     command.args(["--inputs", &inputs, "--deadline", "60", "--live", "--json", "-"]);
     command.arg("--manifests").arg(zoo::manifests()).arg("--reference").arg(&file);
     let mut client = JsonProgram::start(&mut command, &logs.join("client.log"))?;
-    let run = table(&mut client);
+    let limit = RUN.saturating_mul(u32::try_from(answers.div_ceil(ANSWERS[engine as usize]))?);
+    let run = table(&mut client, limit);
     // A server that is gone says more than its client does.
     if let Some(ended) = server.child.poll()?.filter(|ended| *ended != Ended::Well) {
         bail!("verdict: WRONG: the server {ended}; see {}", server.log.display());
@@ -196,8 +199,9 @@ fn with_models(command: &mut Command) -> &mut Command {
     command.envs(runtime.map(|folder| (wheels::ONNX_RUNTIME.variable, folder)))
 }
 
-/// Prints a row for each second, and returns the client's last line.
-fn table(client: &mut JsonProgram) -> Result<Value> {
+/// Prints a row for each second, and returns the client's last line, which comes within `limit`.
+fn table(client: &mut JsonProgram, limit: Duration) -> Result<Value> {
+    let since = Instant::now();
     say!(
         "{:>6} {:>9} {:>10} {:>9} {:>9} {:>7} {:>7} {:>7} {:>10}",
         "s",
@@ -215,6 +219,8 @@ fn table(client: &mut JsonProgram) -> Result<Value> {
         if line["kind"] == "run" {
             return Ok(line);
         }
+        let (seconds, log) = (limit.as_secs(), client.log.display());
+        ensure!(since.elapsed() < limit, "it did not end within {seconds} s; see {log}");
         let number = |name: &str| line[name].as_f64().unwrap_or(f64::NAN);
         let [wrong, lost, late, duplicate] = FAULTS.map(number);
         let (seconds, answers, rate) = (number("seconds"), number("answered"), number("rate"));

@@ -92,6 +92,17 @@ fn on_uc_a_flag_without_its_answers_last_packet_is_no_answer() {
 }
 
 #[test]
+fn a_server_that_answers_nothing_ends_the_run_when_each_slot_has_waited_two_deadlines() {
+    need!(device(), nic, "an RDMA device");
+    let files = Files::new("silent");
+    let options = ["--slots", "2", "--count", "8", "--deadline", "0.5"];
+    let ended = asked(&files, AnswerFault::Silent, &options);
+    let run = ended.line();
+    assert_eq!((ended.code, &run["sent"], &run["answered"]), (Some(1), &json!(2), &json!(0)), "{run}");
+    assert!(run["error"].as_str().is_some_and(|error| error.starts_with("the server is silent")), "{run}");
+}
+
+#[test]
 fn a_server_that_dies_ends_the_run_and_its_requests_are_lost() {
     need!(device(), nic, "an RDMA device");
     let files = Files::new("dies");

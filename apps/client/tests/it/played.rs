@@ -24,24 +24,7 @@ pub static CLIENT: LazyLock<String> =
 pub const MODEL: &str = "small";
 /// Values of an input, and of an output.
 const VALUES: usize = 12 * 8;
-pub const MANIFEST: &str = r#"
-name = "small"
-title = "Small"
-architecture = { builder = "super-resolution", factor = 1, height = 12, width = 8 }
-postprocess = { kind = "luminance" }
-input = { name = "input", type = "f32", shape = [1, 1, 12, 8], bytes = 384 }
-output = [{ name = "output", type = "f32", shape = [1, 1, 12, 8], bytes = 384 }]
-counts = { parameters = 1, macs = 1, unit = "none", resolution = [12, 8], source = "none" }
-seeded = { sha256 = "1829ffd700a4f4d1ceadc778a688b445627214ed9808f2ee66f71b0df77db2fd", bytes = 1 }
-[preprocess]
-image = "bgr"
-resize = { to = [12, 8] }
-crop = [12, 8]
-channels = "luminance"
-mean = [0.0]
-deviation = [1.0]
-layout = "nchw"
-"#;
+const MANIFEST: &str = include_str!("../../../../crates/serving/tests/small.toml");
 const MODEL_ID: u32 = 3;
 /// Numbers of sends and of receives.
 const SEND: u64 = 0;
@@ -62,6 +45,8 @@ pub enum AnswerFault {
     /// The header has another cookie.
     Header(u64),
     Never(u64),
+    /// No request is answered.
+    Silent,
     /// So many milliseconds later.
     Late(u64, u64),
     /// Once more, after all others were answered.
@@ -320,6 +305,7 @@ impl PlayedServer {
         match self.spoil {
             AnswerFault::Header(spoiled) if spoiled == id => prefix[24] ^= 1,
             AnswerFault::Never(spoiled) if spoiled == id => return,
+            AnswerFault::Silent => return,
             AnswerFault::Late(spoiled, ms) if spoiled == id => {
                 self.later.push((Instant::now() + Duration::from_millis(ms), slot, prefix));
                 return;

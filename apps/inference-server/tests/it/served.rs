@@ -52,24 +52,7 @@ pub const PAUSE: Duration = Duration::from_micros(500);
 /// Longest wait for anything.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-const MANIFEST: &str = r#"
-name = "small"
-title = "Small"
-architecture = { builder = "super-resolution", factor = 1, height = 12, width = 8 }
-postprocess = { kind = "luminance" }
-input = { name = "input", type = "f32", shape = [1, 1, 12, 8], bytes = 384 }
-output = [{ name = "output", type = "f32", shape = [1, 1, 12, 8], bytes = 384 }]
-counts = { parameters = 1, macs = 1, unit = "none", resolution = [12, 8], source = "none" }
-seeded = { sha256 = "1829ffd700a4f4d1ceadc778a688b445627214ed9808f2ee66f71b0df77db2fd", bytes = 1 }
-[preprocess]
-image = "bgr"
-resize = { to = [12, 8] }
-crop = [12, 8]
-channels = "luminance"
-mean = [0.0]
-deviation = [1.0]
-layout = "nchw"
-"#;
+const MANIFEST: &str = include_str!("../../../../crates/serving/tests/small.toml");
 
 /// A device, as clients open it.
 pub struct Nic(pub Context, pub Path);

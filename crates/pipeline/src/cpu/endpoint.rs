@@ -19,7 +19,7 @@ use super::CpuError;
 use super::job::Job;
 use super::poster::{Done, Poster, RECEIVE};
 use crate::Mode;
-use crate::gpu::{Client, Pool};
+use crate::gpu::{Client, Pool, fitting};
 use crate::trace::{OffloadTimes, Sample, Step, Trace, unix_ns};
 
 /// The client writes requests and flags.
@@ -152,8 +152,10 @@ pub struct Endpoint {
     places: Vec<Place>,
     /// The client's slots and flags.
     answers: [RegionOffer; 2],
-    /// Slots whose answers the NIC may still read, in the order of posting, and since when.
+    /// Slots whose answers the NIC may still read, in the order of posting, and the offload's turns of them.
     sending: VecDeque<(u32, u64)>,
+    /// Since when a look has found a posted answer there and none was sent.
+    waits_since_ns: Option<u64>,
     done: Vec<Done>,
     tracing: Option<Box<Tracing>>,
     pub counts: Counts,
@@ -204,6 +206,7 @@ impl Endpoint {
                 .collect(),
             answers: [none; 2],
             sending: VecDeque::with_capacity(count),
+            waits_since_ns: None,
             done: Vec::new(),
             tracing: is_traced.then(|| {
                 let (context, begun) = (context.clone(), vec![RequestTimes::default(); count]);
@@ -239,12 +242,8 @@ impl Endpoint {
 
     /// Where the client wants its answers. Error: they do not fit there.
     pub fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<(), CpuError> {
-        let needed = [self.geometry.client_stride(), FLAG_BYTES].map(|each| each * self.places.len());
-        let fits = |(region, needed): (&RegionOffer, usize)| region.bytes >= needed as u64;
-        match offered.try_into() {
-            Ok(answers) if offered.iter().zip(needed).all(fits) => self.answers = answers,
-            _ => return Err(CpuError::Answers { needed, offered: offered.len() }),
-        }
+        let fitting = fitting(offered, &self.geometry, self.places.len());
+        self.answers = fitting.map_err(CpuError::Answers)?;
         Ok(())
     }
 
@@ -281,6 +280,7 @@ impl Endpoint {
             if !is_receive {
                 let (slot, _) = self.sending.pop_front().ok_or_else(|| format!("{what} was not posted"))?;
                 sent.push(slot);
+                self.waits_since_ns = None;
                 continue;
             }
             let slot = match self.arrival {
@@ -386,15 +386,15 @@ impl Endpoint {
         self.tracing.as_mut().map(|tracing| std::mem::take(&mut tracing.trace))
     }
 
-    /// Notes that its offload posts a slot's answer. `next`: sequence of the slot's next request.
-    pub(super) fn handed_over(&mut self, (slot, next): (u32, u32), is_refused: bool, now_ns: u64) {
+    /// Notes that a turn of its offload posts a slot's answer. `next`: sequence of its next request.
+    pub(super) fn handed_over(&mut self, (slot, next): (u32, u32), is_refused: bool, turn: u64) {
         if let Some(place) = self.place(slot) {
             self.places[place] = Place { flag: flag(next), is_served: false };
             if let Err(error) = self.make_room(place) {
                 self.failure.get_or_insert(error.to_string());
             }
         }
-        self.sending.push_back((slot, now_ns));
+        self.sending.push_back((slot, turn));
         *(if is_refused { &mut self.counts.refused } else { &mut self.counts.answered }) += 1;
     }
 
@@ -438,7 +438,6 @@ impl Endpoint {
         (slot, next): (u32, u32),
         prefix: &[u8; PREFIX_BYTES],
         is_refused: bool,
-        now_ns: u64,
     ) -> Result<(), CpuError> {
         let place = self.place(slot).ok_or(CpuError::NoSlots)?;
         self.make_room(place)?;
@@ -472,7 +471,7 @@ impl Endpoint {
         } else {
             self.poster.post(&[write])?;
         }
-        self.sending.push_back((slot, now_ns));
+        self.sending.push_back((slot, 0));
         *(if is_refused { &mut self.counts.refused } else { &mut self.counts.answered }) += 1;
         Ok(())
     }
@@ -482,11 +481,14 @@ impl Endpoint {
         self.sending.iter().map(|(slot, _)| *slot)
     }
 
-    /// Fails a client whose answer was not taken in time.
-    pub(super) fn expire(&mut self, now_ns: u64, patience_ns: u64) {
-        if let Some((slot, since)) = self.sending.front()
-            && now_ns.saturating_sub(*since) > patience_ns
-        {
+    /// Fails a client that took no answer in time. The offload has begun `begun` turns.
+    pub(super) fn expire(&mut self, now_ns: u64, patience_ns: u64, begun: u64) {
+        let Some(&(slot, _)) = self.sending.front().filter(|(_, turn)| *turn < begun) else {
+            self.waits_since_ns = None;
+            return;
+        };
+        let since_ns = *self.waits_since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) > patience_ns {
             let took = patience_ns / 1_000_000_000;
             let why = format!("the answer in slot {slot} was not taken within {took} s");
             self.failure.get_or_insert(why);

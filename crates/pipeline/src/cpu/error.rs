@@ -19,12 +19,8 @@ pub enum CpuError {
     NoTimestamps(Mode),
     #[error("the client has no such slot")]
     NoSlots,
-    #[error(
-        "{offered} regions for answers where 2 of at least {} and {} bytes are needed",
-        needed[0],
-        needed[1]
-    )]
-    Answers { needed: [usize; 2], offered: usize },
+    #[error("{0}")]
+    Answers(String),
     #[error("a tensor that is not of f32")]
     Kind,
     #[error(transparent)]

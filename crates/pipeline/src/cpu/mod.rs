@@ -200,7 +200,9 @@ impl Served {
         // Behind a look that found something a model may run for long.
         if has_come || self.looks.is_multiple_of(LOOKS) {
             let now_ns = self.began.elapsed().as_nanos() as u64;
-            self.endpoints.values_mut().for_each(|endpoint| endpoint.expire(now_ns, self.patience_ns));
+            let begun = self.offload.as_ref().map_or(u64::MAX, |offload| offload.turns()[1]);
+            let endpoints = self.endpoints.values_mut();
+            endpoints.for_each(|endpoint| endpoint.expire(now_ns, self.patience_ns, begun));
         }
         has_come
     }
@@ -234,7 +236,7 @@ impl Served {
         };
         let times = [begun_ns, now_ns()];
         if let Some(prefix) = self.server.done(work.slot, status, times)? {
-            self.answer((work.client, work.slot), status != Status::Ok, &prefix, times[1])?;
+            self.answer((work.client, work.slot), status != Status::Ok, &prefix)?;
         }
         Ok(true)
     }
@@ -289,7 +291,7 @@ impl Served {
             let sends_ns = if is_traced { unix_ns() } else { 0 };
             let begun_ns = self.begun.remove(&slot).unwrap_or(ended_ns);
             if let Some(prefix) = self.server.done(slot, status, [begun_ns, ended_ns])? {
-                self.answer((client, slot), status != Status::Ok, &prefix, ended_ns)?;
+                self.answer((client, slot), status != Status::Ok, &prefix)?;
                 // An answer that could not be posted has no doorbell.
                 if is_traced
                     && let Some(endpoint) = self.endpoints.get_mut(&client)
@@ -313,7 +315,7 @@ impl Served {
                 if self.server.hand_over(work.slot)? {
                     let next = self.server.expected(work.slot)?;
                     if let Some(endpoint) = self.endpoints.get_mut(&work.client) {
-                        endpoint.handed_over((work.slot, next), status != Status::Ok, begun_ns);
+                        endpoint.handed_over((work.slot, next), status != Status::Ok, offload.turns()[0]);
                     }
                     offload.begin(job)?;
                 }
@@ -329,7 +331,7 @@ impl Served {
             _ => {
                 let refused = if status == Status::Ok { Status::Stopping } else { status };
                 if let Some(prefix) = self.server.done(work.slot, refused, [begun_ns; 2])? {
-                    self.answer((work.client, work.slot), true, &prefix, begun_ns)?;
+                    self.answer((work.client, work.slot), true, &prefix)?;
                 }
             }
         }
@@ -341,11 +343,10 @@ impl Served {
         (client, slot): (u32, u32),
         is_refused: bool,
         prefix: &[u8; PREFIX_BYTES],
-        now_ns: u64,
     ) -> Result<(), ServerError> {
         let numbers = (slot, self.server.expected(slot)?);
         let endpoint = self.endpoints.get_mut(&client).filter(|endpoint| endpoint.failure.is_none());
-        let posted = endpoint.map(|endpoint| match endpoint.answer(numbers, prefix, is_refused, now_ns) {
+        let posted = endpoint.map(|endpoint| match endpoint.answer(numbers, prefix, is_refused) {
             Ok(()) => true,
             Err(error) => {
                 endpoint.failure.get_or_insert(error.to_string());

@@ -26,6 +26,11 @@ pub trait Offload: Send {
         Err(CpuError::Offload("steps are not traced here".into()))
     }
 
+    /// Where it posts: turns that it was given, and those of them that have begun.
+    fn turns(&self) -> [u64; 2] {
+        [0, u64::MAX]
+    }
+
     /// Whether it takes a further request now.
     fn has_room(&self) -> bool;
 

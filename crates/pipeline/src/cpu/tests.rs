@@ -1,10 +1,15 @@
-//! A model that fails, over a NIC, run by the thread that serves.
+//! A model that fails, over a NIC, run by the thread that serves; clients of an offload that is slow.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
 
 use measure::need;
-use rdma_shim::testing::device;
+use rdma_shim::testing::{device, wait_for};
 use slots::{Arrival, SlotOrder, Status};
 
-use super::Served;
+use super::{CpuError, Job, LOOKS, Memory, Offload, Served};
 use crate::Mode;
 use crate::testing::{FLOATS, SLOTS, geometry, join};
 
@@ -81,4 +86,56 @@ fn a_client_that_asks_to_the_end_meets_no_region_that_is_gone() {
             served.withdraw(number).unwrap();
         }
     }
+}
+
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// An offload that takes its time to begin a request and never posts. Its number: turns that have begun.
+struct SlowOffload(Arc<AtomicU64>);
+
+impl Offload for SlowOffload {
+    fn posts(&self) -> bool {
+        true
+    }
+    fn turns(&self) -> [u64; 2] {
+        [0, self.0.load(Ordering::Relaxed)]
+    }
+    fn has_room(&self) -> bool {
+        true
+    }
+    fn begin(&mut self, _: Job) -> Result<(), CpuError> {
+        sleep(2 * PATIENCE);
+        Ok(())
+    }
+    fn ended(&mut self) -> Result<Option<Job>, CpuError> {
+        Ok(None)
+    }
+}
+
+#[test]
+fn a_client_s_patience_counts_from_the_first_look_at_an_answer_whose_turn_has_begun() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let (memory, begun) = (Memory::new(geometry(), SLOTS).unwrap(), Arc::default());
+    let offload = SlowOffload(Arc::clone(&begun));
+    let mut served = Served::with(memory, SLOTS, Some(Box::new(offload))).unwrap();
+    served.set_patience(PATIENCE);
+    let mut peer = join(&context, &mut served, Mode::CpuCpuShim, Arrival::Completion, 0);
+    peer.ask(1, 1.0);
+    wait_for("the request", || {
+        served.look();
+        served.serve(Some(&mut |_, _| Ok(()))).unwrap().then_some(())
+    });
+    let mut failed = || {
+        for _ in 0..LOOKS {
+            served.look();
+        }
+        served.failed().next().map(|(_, why)| why.to_owned())
+    };
+    assert_eq!(failed(), None, "a slow hand-over");
+    sleep(2 * PATIENCE);
+    assert_eq!(failed(), None, "behind other turns");
+    begun.store(1, Ordering::Relaxed);
+    assert_eq!(failed(), None, "posted");
+    sleep(2 * PATIENCE);
+    assert_eq!(failed().as_deref(), Some("the answer in slot 0 was not taken within 0 s"));
 }

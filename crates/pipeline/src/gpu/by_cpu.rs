@@ -316,6 +316,10 @@ impl Offload for Turns {
         found.map_or_else(|error| Some(error.to_string()), |failure| Some(failure?.to_string()))
     }
 
+    fn turns(&self) -> [u64; 2] {
+        [self.begun, self.seen()]
+    }
+
     fn has_room(&self) -> bool {
         self.begun - self.seen() < ENTRIES
     }

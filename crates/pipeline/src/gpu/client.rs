@@ -1,5 +1,9 @@
 //! A client, as kernels and the thread that posts know it.
 
+use slots::Geometry;
+use slots::layout::FLAG_BYTES;
+use verbs::connect::RegionOffer;
+
 /// Where a client's answers go, and which slots it has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Client {
@@ -15,4 +19,18 @@ pub struct Client {
     pub lkey: u32,
     /// An unreliable connection's flag says nothing of the bytes before: the last must be there too.
     pub is_reliable: bool,
+}
+
+/// A client's regions for the answers and flags of so many slots. Error: they do not fit there.
+pub(crate) fn fitting(
+    offered: &[RegionOffer],
+    geometry: &Geometry,
+    slots: usize,
+) -> Result<[RegionOffer; 2], String> {
+    let needed = [geometry.client_stride(), FLAG_BYTES].map(|each| each * slots);
+    let fits = |(region, needed): (&RegionOffer, usize)| region.bytes >= needed as u64;
+    offered.try_into().ok().filter(|_| offered.iter().zip(needed).all(fits)).ok_or_else(|| {
+        let ([answers, flags], count) = (needed, offered.len());
+        format!("{count} regions for answers where 2 of at least {answers} and {flags} bytes are needed")
+    })
 }

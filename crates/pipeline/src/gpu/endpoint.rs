@@ -8,13 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_shim::Options;
 use rdma_shim::kernel::{Machine, Queue, Share};
 use slots::Geometry;
-use slots::layout::FLAG_BYTES;
 use verbs::connect::RegionOffer;
 use verbs::{Context, Cq, Qp, QpBuilder, QpType, SendOperations};
 
 use crate::Processor;
 
-use super::{Client, Served, ServedError, Slots, refuse};
+use super::{Client, Served, ServedError, Slots, fitting, refuse};
 
 /// Queues for the clients of all models of a server.
 #[derive(Debug)]
@@ -153,22 +152,11 @@ impl Endpoint {
 
     /// Where the client wants its answers. Error: they do not fit there.
     pub fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<(), ServedError> {
-        let count = self.client.count as usize;
-        let needed = [self.geometry.client_stride(), FLAG_BYTES].map(|each| each * count);
-        let fits = |(region, needed): (&RegionOffer, usize)| region.bytes >= needed as u64;
-        match offered {
-            [answers, flags] if offered.iter().zip(needed).all(fits) => {
-                self.client.answers = (answers.address, answers.rkey);
-                self.client.flags = (flags.address, flags.rkey);
-                Ok(())
-            }
-            _ => refuse(format!(
-                "{} regions for answers where 2 of at least {} and {} bytes are needed",
-                offered.len(),
-                needed[0],
-                needed[1]
-            )),
-        }
+        let fitting = fitting(offered, &self.geometry, self.client.count as usize);
+        let [answers, flags] = fitting.map_err(ServedError::Refused)?;
+        self.client.answers = (answers.address, answers.rkey);
+        self.client.flags = (flags.address, flags.rkey);
+        Ok(())
     }
 
     /// Has the client served: the place that it has. Its queue pair is connected.

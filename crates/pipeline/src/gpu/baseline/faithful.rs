@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gpu::{DeviceGraph, Event, Graph, Priority, Recorded, Stream, Unit};
 use rdma_shim::kernel::{HostMemory, Machine, Memory, Plain, Source};
@@ -70,6 +70,10 @@ pub struct Faithful {
     jobs: Option<Sender<Handed>>,
     launched: Receiver<Launched>,
     waiting: VecDeque<Launch>,
+    /// Requests that were handed over and have not ended, and since when none has.
+    in_flight: (usize, Instant),
+    /// Longest that none may end.
+    pub(super) limit: Duration,
     /// The one that has ended last: its slot, and the steps that this processor took.
     last: (u32, OffloadTimes),
     /// Of the GPU's: the graph's, and that of the copies to the host.
@@ -133,8 +137,27 @@ impl Faithful {
         let mine = Arc::clone(&shared);
         let work = move || launcher(&mine, launches, &wanted, &launched);
         let thread = Some(spawn("launcher", work)?);
-        let (waiting, last) = (VecDeque::new(), (0, OffloadTimes::default()));
-        Ok(Faithful { shared, jobs: Some(jobs), launched: seen, waiting, last, streams, thread })
+        Ok(Faithful {
+            shared,
+            jobs: Some(jobs),
+            launched: seen,
+            waiting: VecDeque::new(),
+            in_flight: (0, Instant::now()),
+            limit: LIMIT,
+            last: (0, OffloadTimes::default()),
+            streams,
+            thread,
+        })
+    }
+
+    /// No request has ended. Error: for too long, as behind a graph that hangs.
+    fn none(&self) -> Result<Option<Job>, CpuError> {
+        let (count, since) = self.in_flight;
+        if count > 0 && since.elapsed() > self.limit {
+            let what = format!("the end of one of the baseline's {count} requests");
+            return Err(failed(ServedError::Deadline { what, limit: self.limit }));
+        }
+        Ok(None)
     }
 
     /// Copies an answer out of its slot on the GPU.
@@ -276,7 +299,9 @@ impl Offload for Faithful {
     }
 
     fn begin(&mut self, job: Job) -> Result<(), CpuError> {
-        match self.jobs.as_ref().is_some_and(|jobs| jobs.send((job, Instant::now())).is_ok()) {
+        let (now, (count, since)) = (Instant::now(), self.in_flight);
+        self.in_flight = (count + 1, if count == 0 { now } else { since });
+        match self.jobs.as_ref().is_some_and(|jobs| jobs.send((job, now)).is_ok()) {
             true => Ok(()),
             false => Err(CpuError::Offload("the thread that launches has ended".into())),
         }
@@ -286,14 +311,15 @@ impl Offload for Faithful {
         while let Ok(launched) = self.launched.try_recv() {
             self.waiting.push_back(launched.map_err(CpuError::Offload)?);
         }
-        let Some(launch) = self.waiting.front() else { return Ok(None) };
+        let Some(launch) = self.waiting.front() else { return self.none() };
         if let Some(ended) = &launch.ended
             && !ended.is_reached().map_err(failed)?
         {
-            return Ok(None);
+            return self.none();
         }
         let Some(Launch { job, mut times, .. }) = self.waiting.pop_front() else { return Ok(None) };
         let begun = Instant::now();
+        self.in_flight = (self.in_flight.0 - 1, begun);
         self.bring(job.slot).map_err(failed)?;
         times.to_cpu_ns = begun.elapsed().as_nanos() as u64;
         self.last = (job.slot, times);
@@ -315,10 +341,15 @@ impl Offload for Faithful {
 impl Drop for Faithful {
     fn drop(&mut self) {
         self.jobs = None;
-        let panicked = self.thread.take().is_some_and(|thread| thread.join().is_err());
+        let Some(thread) = self.thread.take() else { return };
+        let since = Instant::now();
+        while !thread.is_finished() && since.elapsed() < self.limit {
+            std::thread::sleep(Duration::from_micros(100));
+        }
         let streams = self.streams.iter().flatten();
         let mut ended = streams.map(|stream| stream.wait("a baseline's work", LIMIT));
-        if panicked || ended.any(|ended| ended.is_err()) {
+        // A driver call may keep it behind a graph that hangs: then it is left, with what it uses.
+        if !thread.is_finished() || thread.join().is_err() || ended.any(|ended| ended.is_err()) {
             std::mem::forget(Arc::clone(&self.shared));
         }
     }

@@ -1,18 +1,21 @@
 //! Both baselines over a NIC, on the host twin and on a GPU.
 
+use std::cell::RefCell;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use gpu::{Function, Recorded, Shape, Stream, Unit};
 use host_twin::Visibility;
 use measure::need;
 use rdma_shim::kernel::{Machine, Memory as MachineMemory};
-use rdma_shim::testing::device;
+use rdma_shim::testing::{device, wait_for};
 use slots::Status;
+use slots::layout::Header;
 use verbs::Context;
 
 use super::{Baseline, Fair, Faithful, Instance};
 use crate::Mode;
-use crate::cpu::{Memory, Offload, Served};
+use crate::cpu::{Job, Memory, Offload, Served};
 use crate::gpu::by_cpu::Model;
 use crate::gpu::nic_tests::add_one_on;
 use crate::gpu::{ServedError, launch};
@@ -218,6 +221,32 @@ fn a_model_that_fails_ends_a_baseline_with_its_reason() {
         let error = failure(&context, &mut served_by(&machine, baseline, &fails), Mode::CpuCpuIbverbs);
         assert!(error.contains("8192 bytes are broken"), "{baseline:?}: {error}");
     }
+}
+
+#[test]
+fn a_faithful_baseline_whose_launcher_hangs_says_so_and_does_not_wait_for_it() {
+    need!(has_kernels(), cc, "a C++ compiler");
+    let machine = Machine::twin(Visibility::InOrder);
+    let (release, gate) = channel::<()>();
+    let gate = RefCell::new(Some(gate));
+    let hangs = |buffers: &MachineMemory| {
+        let (gate, buffers) = (gate.take().unwrap(), buffers.clone());
+        Model::Called(Box::new(move || {
+            gate.recv().map_err(|_| format!("released with {} bytes", buffers.len()))
+        }))
+    };
+    let mut faithful = Faithful::new(&machine, &memory(), 3 * SLOTS, instance_by(&machine, &hangs)).unwrap();
+    faithful.limit = Duration::from_millis(100);
+    let (status, header, arrival) = (Status::Ok, Header::default(), ARRIVALS[0]);
+    let job = Job { client: 0, slot: 0, sequence: 1, status, header, arrival, completed: 0 };
+    faithful.begin(job).unwrap();
+    let error = wait_for("the error", || faithful.ended().err()).to_string();
+    assert!(error.contains("the end of one of the baseline's 1 requests has not happened"), "{error}");
+    let dropping = std::thread::spawn(|| drop(faithful));
+    std::thread::sleep(Duration::from_secs(1));
+    let is_over = dropping.is_finished();
+    drop(release);
+    assert!(is_over, "it waits for a thread that hangs");
 }
 
 #[test]

@@ -23,9 +23,9 @@ fn release_m9_each_model_has_both_baselines_beside_the_gpu() {
         let own = series.iter().filter_map(|series| Line::of(series).ok());
         own.filter(|line| line.model == model && line.variant.is_none()).map(|line| line.driver).collect()
     };
-    assert_eq!(of("super-resolution-x1"), ["faithful", "fair", "graph", "while", "persistent"]);
-    assert_eq!(of("squeezenet-1.1"), ["faithful", "fair", "graph", "while", "persistent"]);
-    assert_eq!(of("resnet50-v1.5"), ["faithful", "fair", "graph", "while"]);
+    for model in ["super-resolution-x1", "squeezenet-1.1", "resnet50-v1.5"] {
+        assert_eq!(of(model), ["faithful", "fair", "graph", "while", "persistent"], "{model}");
+    }
     for series in series.iter().filter(|series| Line::of(series).unwrap().variant != Some(FLAG)) {
         let options = server_options(&spec, series, Machine::Gpu, true).unwrap();
         let has = |word: &str| options.iter().any(|option| option == word);
