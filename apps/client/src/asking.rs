@@ -67,7 +67,7 @@ struct ClientRun<'a> {
     /// When deadlines are looked after again.
     look_ns: u64,
     backoff: Backoff,
-    /// Since when every slot has waited for a late answer.
+    /// Since when every slot has waited for a late answer, and none has come.
     exhausted_ns: Option<u64>,
     /// Whether each second has a line, when the next one is due, and the answers before it.
     live: Option<(u64, u64)>,
@@ -174,6 +174,7 @@ impl<'a> ClientRun<'a> {
             }
             return Ok(self.connection.outstanding() > 0 || !self.load.is_over(now_ns));
         };
+        self.exhausted_ns = None;
         self.tally.take(self.start_ns, found);
         self.backoff.found(now_ns);
         Ok(true)
@@ -201,7 +202,9 @@ impl<'a> ClientRun<'a> {
         self.exhausted_ns = self.connection.is_exhausted().then(|| self.exhausted_ns.unwrap_or(now_ns));
         if let Some(since_ns) = self.exhausted_ns {
             if self.options.transport == Transport::Uc {
-                bail!("no slot is left: UC has lost a message of each; ask for more --slots");
+                bail!(
+                    "no slot is left: UC has lost a message of each that the server lets us use; ask for more --slots"
+                );
             }
             let is_silent = now_ns - since_ns >= self.patience_ns();
             ensure!(!is_silent, "the server is silent: no slot got its answer within twice --deadline");

@@ -69,7 +69,8 @@ pub struct Options {
     /// Largest difference from the reference, relative to the root mean square of the input's reference.
     #[arg(long, value_name = "T", default_value_t = 1e-4)]
     pub tolerance: f64,
-    /// Time within which an answer has to come, from when its request is due; else it is lost.
+    /// Time within which an answer has to come, from when its request is due; else it is lost. On RC the run
+    /// ends when every slot has waited twice as long.
     #[arg(long, value_name = "S", default_value = "10", value_parser = seconds)]
     pub deadline: Duration,
     /// First answers whose time is not recorded.

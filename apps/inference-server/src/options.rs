@@ -73,7 +73,7 @@ pub struct Options {
     /// Most connections at a time.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     pub clients: u16,
-    /// Disconnect a client that has not taken an answer for so long.
+    /// Disconnect a client that takes no answer for so long.
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub patience: u32,
     /// Serve only queue pairs of this service [default: the client chooses].

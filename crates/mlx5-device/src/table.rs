@@ -2,7 +2,7 @@
 
 use super::command::{Answer, CommandError, Handle};
 
-/// A table whose handles are small integers from 0: the one freed last, or else the next.
+/// A table whose handles are small integers from 0: an object takes the one freed last, else a new one.
 #[derive(Debug)]
 pub struct Table<T> {
     slots: Vec<Option<T>>,

@@ -2,9 +2,9 @@
 //!
 //! Follows `struct mlx5_wqe_{ctrl,raddr,atomic,data,inl_data}_seg`, `struct mlx5_wqe_av` (`mlx5dv.h`) and the
 //! segment order of `_mlx5_post_send` (`qp.c`). The ring wraps at its end on a block boundary; callers hand
-//! in a contiguous copy. UMR is in [`crate::umr`]. A field `4[0, 24]` is 24 bits from
-//! bit 0 of the big-endian word at byte 4. Left out: segments of raw-packet, DC and XRC queues,
-//! 4-byte masked atomics.
+//! in a contiguous copy. UMR is in [`crate::umr`]. A field `4[0, 24]` is the low 24 bits of a big-endian
+//! number at byte 4, of as many bytes as they need (here 3). Left out: segments of raw-packet, DC and XRC
+//! queues, 4-byte masked atomics.
 
 use crate::bytes::{Field, Rest, be32, check, segment};
 use crate::umr::Umr;

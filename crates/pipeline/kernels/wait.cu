@@ -6,9 +6,9 @@
  * `wait_ns`. It looks across PCIe (cancel word, places, completions) each 64th round, after `attend_ns`, and
  * when only a slot that is being sent has a request. Checked: magic, version, status, sequence, slot, model
  * and table of tensors; that the request's number is not outstanding (send_outputs marks those). No more of a
- * client's requests may wait than its credits allow. Beside a turn that runs (serve.cu) its request counts
- * for both unless it was refused. Each DB_BESIDE_ROUNDS-th round then looks for answers' completions, and
- * that turn's end ends the wait.
+ * client's requests may wait than its credits allow. Beside a turn that runs (serve.cu) its request is
+ * outstanding and takes a credit, unless it was refused. Each DB_BESIDE_ROUNDS-th round then looks for
+ * answers' completions, and that turn's end ends the wait.
  */
 #ifndef DB_WAIT_CU
 #define DB_WAIT_CU
@@ -123,7 +123,6 @@ DB_GPU_FN void db_take(const struct db_served *at, struct db_turn *turn, db_u32 
     const int is_beside_own = client == found->busy && beside.runs->status == DB_SLOT_STATUS_OK;
 #ifdef DB_DEFECT_TWICE
     const db_u32 twice = 0;
-    (void)beside;
 #else
     const db_u32 twice = found->twice;
 #endif

@@ -196,7 +196,7 @@ impl Connection {
         self.client.outstanding()
     }
 
-    /// Whether nothing can be asked: each slot waits for an answer that is late, or that UC has lost.
+    /// Whether nothing can be asked: as many requests as the credits allow are late, or lost on UC.
     pub fn is_exhausted(&self) -> bool {
         self.client.is_exhausted()
     }

@@ -271,7 +271,10 @@ mod tests {
         client.answered(40, &prefix).unwrap();
         client.ask(2, 0, 0, 9).unwrap();
         assert_eq!(client.ask(3, 0, 0, 9), Err(AskError::NoCredit));
+        client.expired(9);
+        assert!(client.is_exhausted());
         client.limit(9);
+        assert!(!client.is_exhausted());
         client.ask(3, 0, 0, 9).unwrap();
     }
 }

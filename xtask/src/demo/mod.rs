@@ -26,7 +26,7 @@ const ANSWERS: [u64; 2] = [1000, 32];
 const AIM: Duration = Duration::from_secs(60);
 /// Longest that the reference, and a further line of the client, may take.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Longest that the client may take for so many answers as [`ANSWERS`] says.
+/// Longest that the client may take for as many answers as [`ANSWERS`] says.
 const RUN: Duration = Duration::from_secs(600);
 /// Packages of the programs.
 const PACKAGES: [&str; 8] = ["-p", "softnic", "-p", "inference-server", "-p", "client", "-p", "profiler"];
@@ -153,7 +153,8 @@ fn execute(programs: &Programs, out: &Path, engine: Engine, answers: u64) -> Res
     command.args(["--inputs", &inputs, "--deadline", "60", "--live", "--json", "-"]);
     command.arg("--manifests").arg(zoo::manifests()).arg("--reference").arg(&file);
     let mut client = JsonProgram::start(&mut command, &logs.join("client.log"))?;
-    let limit = RUN.saturating_mul(u32::try_from(answers.div_ceil(ANSWERS[engine as usize]))?);
+    let limit =
+        RUN.saturating_mul(u32::try_from(answers.div_ceil(ANSWERS[engine as usize])).unwrap_or(u32::MAX));
     let run = table(&mut client, limit);
     // A server that is gone says more than its client does.
     if let Some(ended) = server.child.poll()?.filter(|ended| *ended != Ended::Well) {
@@ -199,7 +200,7 @@ fn with_models(command: &mut Command) -> &mut Command {
     command.envs(runtime.map(|folder| (wheels::ONNX_RUNTIME.variable, folder)))
 }
 
-/// Prints a row for each second, and returns the client's last line, which comes within `limit`.
+/// Prints a row for each second, and returns the client's last line. Fails at a line after `limit`.
 fn table(client: &mut JsonProgram, limit: Duration) -> Result<Value> {
     let since = Instant::now();
     say!(

@@ -2,7 +2,7 @@
 //! the next `<!-- end of table -->`. The numbers to list, and what x is, may follow an experiment's name:
 //! `<!-- table: fig1 by instances: runs_per_s input_gbps -->`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
 use experiment::Spec;
@@ -106,8 +106,8 @@ const NONE: &str = "—";
 /// the ring lies in host memory.
 fn posts(entries: &[Entry]) -> Vec<Vec<String>> {
     let title = ["early, ns", "strict, ns", "gpunetio, ns", "early ÷ gpunetio", "required", "verdict"];
-    let at = entries.last().map(|entry| format!(", at {}", revision(&entry.provenance)));
-    let mut table = vec![[vec![format!("row{}", at.unwrap_or_default())], row(title)].concat()];
+    let name = entries.last().map_or_else(|| "row".to_owned(), |entry| at("row".to_owned(), entry));
+    let mut table = vec![[vec![name], row(title)].concat()];
     let rows = entries.last().into_iter().flat_map(|entry| &entry.rows);
     let is_shown = |series: &str| {
         let ends = ["/host", "/host/collapsed", "/host/pieces"];
@@ -144,9 +144,10 @@ fn revision(provenance: &Provenance) -> String {
     format!("`{}`", provenance.revision.commit.get(..10).unwrap_or("unknown"))
 }
 
-/// An entry in a table that has no column of revisions.
+/// A name in a table that has no column of revisions, with those of the entry's rows.
 fn at(name: String, entry: &Entry) -> String {
-    format!("{name}, {}", revision(&entry.provenance))
+    let revisions: BTreeSet<String> = entry.sources().map(revision).collect();
+    [name].into_iter().chain(revisions).collect::<Vec<_>>().join(", ")
 }
 
 /// Aims and reported numbers: what the present spec asks, and each machine's median and verdict. A recorded
@@ -380,7 +381,7 @@ mod tests {
             | `a/original/host` | — | — | — | 2.50 | ≥ 2.50 | met |\n\
             | `a/steady-1/host/collapsed` | — | — | 1714 | — | — | — |\n<!-- end of table -->\n\nText.\n";
         assert!(
-            new.starts_with("# x\n\n<!-- table: bench-post-gpu -->\n| row, at `unknown` |")
+            new.starts_with("# x\n\n<!-- table: bench-post-gpu -->\n| row, `unknown` |")
                 && new.ends_with(row),
             "{new}"
         );

@@ -51,7 +51,7 @@ pub struct Options {
     /// The generator on that host: a path there, or a name in its PATH.
     #[arg(long, value_name = "PATH", requires = "peer", default_value = "generator")]
     pub peer_generator: String,
-    /// Figures 6, 7, bench-clients: what runs the server's kernels; by the twin no verdict [default: gpu].
+    /// Figures 6, 7, bench-clients: what runs the kernels; by the twin nothing is judged [default: gpu].
     #[arg(long, value_enum, conflicts_with = "record")]
     pub machine: Option<Machine>,
     /// Run this command before and after each point; keep how much its counters, lines `name,value`, grew.

@@ -2,7 +2,7 @@
 
 use crate::c_program::{compile, verbs_program};
 use crate::fabric::{Fabric, Layer, launcher};
-use crate::program::{DEADLINE, find};
+use crate::program::{DEADLINE, find, within};
 
 /// Runs a command to its end; demands its exit status, and one line of the NIC's that holds the words.
 fn told(command: &[&str], status: i32, words: &str) -> String {
@@ -21,9 +21,14 @@ fn a_limit_of_file_sizes_is_named_and_ends_nothing_by_a_signal() {
     let limited = ["sh", "-c", "ulimit -f 1000; exec \"$0\"", &program];
     let output = told(&limited, 1, "above this process's limit of file sizes, 512000 (ulimit -f)");
     assert!(output.contains("devices 1, opened 0"), "discovery goes on: {output}");
-    let list = format!("ulimit -f 1000; exec {} ctl list --fabric starved", launcher().display());
+    let open = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    let it = fabric.start(&[&open, "-1", "polling"]);
+    assert!(within(DEADLINE, || it.program.output().contains("ready")), "{}", it.program.tail());
+    let list = format!("ulimit -f 1000; exec {} ctl list --fabric {}", launcher().display(), fabric.name());
     let listed = std::process::Command::new("sh").args(["-c", &list]).output().expect("sh");
-    assert!(listed.status.success(), "{listed:?}");
+    let said = String::from_utf8_lossy(&listed.stdout);
+    assert!(listed.status.success() && said.contains(&it.program.pid().to_string()), "{listed:?}");
 }
 
 #[test]

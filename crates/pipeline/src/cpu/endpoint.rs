@@ -154,7 +154,7 @@ pub struct Endpoint {
     answers: [RegionOffer; 2],
     /// Slots whose answers the NIC may still read, in the order of posting, and the offload's turns of them.
     sending: VecDeque<(u32, u64)>,
-    /// Since when a look has found a posted answer there and none was sent.
+    /// Since when looks have found an answer there, of a turn that has begun, and none was sent.
     waits_since_ns: Option<u64>,
     done: Vec<Done>,
     tracing: Option<Box<Tracing>>,

@@ -314,6 +314,7 @@ impl Served {
             Some(job) if offload.posts() => {
                 if self.server.hand_over(work.slot)? {
                     let next = self.server.expected(work.slot)?;
+                    // `begin` gives this turn the number of turns before it.
                     if let Some(endpoint) = self.endpoints.get_mut(&work.client) {
                         endpoint.handed_over((work.slot, next), status != Status::Ok, offload.turns()[0]);
                     }

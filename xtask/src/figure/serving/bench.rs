@@ -454,8 +454,8 @@ pub fn missing(run: &Value) -> Option<String> {
     })
 }
 
-/// What would be measured, drawn and judged (INV-10). `said`: of the points, and of the NIC; `commands`: of a
-/// series.
+/// What would be measured, drawn and judged (INV-10). `said`: what stands behind the number of points, and
+/// behind the NIC. `commands`: the lines of a series.
 pub fn dry_run(
     (experiment, options): (&Experiment, &Options),
     said: [&str; 2],

@@ -72,7 +72,7 @@ pub struct Faithful {
     waiting: VecDeque<Launch>,
     /// Requests that were handed over and have not ended, and since when none has.
     in_flight: (usize, Instant),
-    /// Longest that none may end.
+    /// Longest time without the end of a request.
     pub(super) limit: Duration,
     /// The one that has ended last: its slot, and the steps that this processor took.
     last: (u32, OffloadTimes),
@@ -150,11 +150,11 @@ impl Faithful {
         })
     }
 
-    /// No request has ended. Error: for too long, as behind a graph that hangs.
-    fn none(&self) -> Result<Option<Job>, CpuError> {
+    /// `None`, or the error that no request has ended for too long, as behind a graph that hangs.
+    fn not_ended(&self) -> Result<Option<Job>, CpuError> {
         let (count, since) = self.in_flight;
         if count > 0 && since.elapsed() > self.limit {
-            let what = format!("the end of one of the baseline's {count} requests");
+            let what = format!("an end among the baseline's {count} requests");
             return Err(failed(ServedError::Deadline { what, limit: self.limit }));
         }
         Ok(None)
@@ -311,11 +311,11 @@ impl Offload for Faithful {
         while let Ok(launched) = self.launched.try_recv() {
             self.waiting.push_back(launched.map_err(CpuError::Offload)?);
         }
-        let Some(launch) = self.waiting.front() else { return self.none() };
+        let Some(launch) = self.waiting.front() else { return self.not_ended() };
         if let Some(ended) = &launch.ended
             && !ended.is_reached().map_err(failed)?
         {
-            return self.none();
+            return self.not_ended();
         }
         let Some(Launch { job, mut times, .. }) = self.waiting.pop_front() else { return Ok(None) };
         let begun = Instant::now();
