@@ -58,7 +58,7 @@ fn release_s10_an_answer_that_comes_again_is_counted_as_a_duplicate() {
             "--count",
             "20",
             "--rate",
-            "20",
+            "60",
             "--arrivals",
             "constant",
         ];

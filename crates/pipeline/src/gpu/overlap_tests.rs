@@ -259,7 +259,7 @@ fn a_block_that_another_waits_for_too_long_ends_the_kernel() {
     need!(has_compiler(), cc, "a C++ compiler");
     let ends = |running: &mut Running| running.pipeline.served.wait_end(LIMIT).unwrap_err().to_string();
     // The I/O block waits for the model: for its end, and between two looks for a request.
-    for wait in [LIMIT, Duration::from_millis(1)] {
+    for wait in [5 * QUIET, Duration::from_millis(1)] {
         let mut running = Running::of(None, |pipeline, _| limited(&mut pipeline.served, QUIET / 2, wait));
         std::thread::sleep(QUIET);
         running.let_go();
