@@ -19,7 +19,7 @@ use super::CpuError;
 use super::job::Job;
 use super::poster::{Done, Poster, RECEIVE};
 use crate::Mode;
-use crate::gpu::{Client, Pool, fitting};
+use crate::gpu::{Client, Pool, answer_regions};
 use crate::trace::{OffloadTimes, Sample, Step, Trace, unix_ns};
 
 /// The client writes requests and flags.
@@ -242,8 +242,8 @@ impl Endpoint {
 
     /// Where the client wants its answers. Error: they do not fit there.
     pub fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<(), CpuError> {
-        let fitting = fitting(offered, &self.geometry, self.places.len());
-        self.answers = fitting.map_err(CpuError::Answers)?;
+        let regions = answer_regions(offered, &self.geometry, self.places.len());
+        self.answers = regions.map_err(CpuError::Answers)?;
         Ok(())
     }
 

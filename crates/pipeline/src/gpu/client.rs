@@ -22,7 +22,7 @@ pub struct Client {
 }
 
 /// A client's regions for the answers and flags of so many slots. Error: they do not fit there.
-pub(crate) fn fitting(
+pub(crate) fn answer_regions(
     offered: &[RegionOffer],
     geometry: &Geometry,
     slots: usize,

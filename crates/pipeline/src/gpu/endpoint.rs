@@ -13,7 +13,7 @@ use verbs::{Context, Cq, Qp, QpBuilder, QpType, SendOperations};
 
 use crate::Processor;
 
-use super::{Client, Served, ServedError, Slots, fitting, refuse};
+use super::{Client, Served, ServedError, Slots, answer_regions, refuse};
 
 /// Queues for the clients of all models of a server.
 #[derive(Debug)]
@@ -152,8 +152,8 @@ impl Endpoint {
 
     /// Where the client wants its answers. Error: they do not fit there.
     pub fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<(), ServedError> {
-        let fitting = fitting(offered, &self.geometry, self.client.count as usize);
-        let [answers, flags] = fitting.map_err(ServedError::Refused)?;
+        let regions = answer_regions(offered, &self.geometry, self.client.count as usize);
+        let [answers, flags] = regions.map_err(ServedError::Refused)?;
         self.client.answers = (answers.address, answers.rkey);
         self.client.flags = (flags.address, flags.rkey);
         Ok(())

@@ -59,7 +59,7 @@ use kernel_memory::{COUNTS, Core};
 use runs::Runs;
 
 pub use client::Client;
-pub(crate) use client::fitting;
+pub(crate) use client::answer_regions;
 pub use endpoint::{Endpoint, Pool};
 pub use error::ServedError;
 pub use kernel_memory::State;
