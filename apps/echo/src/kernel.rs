@@ -283,8 +283,8 @@ mod tests {
     use gpu::Toolkit;
 
     #[test]
-    fn every_kernel_compiles_and_links_for_every_architecture() {
+    fn every_kernel_compiles_and_links() {
         let toolkit = measure::need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
-        rdma_shim::testing::compile_everywhere(toolkit, &[super::SOURCE.unit(), super::add::unit()]);
+        rdma_shim::testing::compile_and_link(toolkit, &[super::SOURCE.unit(), super::add::unit()]);
     }
 }

@@ -62,6 +62,11 @@ macro_rules! skip {
     ($why:expr) => { $crate::skip!(@ &$why.to_string(), &$why.to_string()) };
 }
 
+/// Whether the long matrices run too: `cargo xtask test --full` sets `SOFTNIC_TEST_FULL=1`.
+pub fn is_full() -> bool {
+    std::env::var("SOFTNIC_TEST_FULL").is_ok_and(|value| value == "1")
+}
+
 /// The path of the function it stands in, e.g. `softnic::tests::two_opens`.
 #[doc(hidden)]
 #[macro_export]

@@ -481,8 +481,7 @@ const WITH_BUILD: Duration = Duration::from_secs(30 * 60);
 /// Of the long run alone: the profiler, which makes the reference, is built in the release profile first.
 #[test]
 fn figures_6_and_7_are_served_between_two_nodes_that_are_gone_afterwards() {
-    let is_full = std::env::var("SOFTNIC_TEST_FULL").is_ok_and(|value| value == "1");
-    need!(is_full, full, "`cargo xtask test --full`");
+    need!(measure::need::is_full(), full, "`cargo xtask test --full`");
     need!(machine(), testbed, NEEDS);
     need!(released(), softnic, "release builds");
     for (number, count) in [("6", "8 points in"), ("7", "1 point in")] {

@@ -48,8 +48,7 @@ fn a_report_is_made_within_its_limit_and_handed_to_the_desktop() {
 /// Of the long run alone: the profiler, which no other test starts, is built in the release profile first.
 #[test]
 fn all_figures_are_measured_and_stand_on_one_page() {
-    let is_full = std::env::var("SOFTNIC_TEST_FULL").is_ok_and(|value| value == "1");
-    need!(is_full, full, "`cargo xtask test --full`");
+    need!(measure::need::is_full(), full, "`cargo xtask test --full`");
     need!(released(), softnic, "release builds");
     let folder = std::env::temp_dir().join(format!("xtask-it-figures-{}", std::process::id()));
     let out = folder.join("all");

@@ -6,13 +6,14 @@ use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use measure::need::is_full;
 use serde_json::Value;
 use soft_nic::control::{Request, THREAD_NAME, encode, socket_name};
 use soft_nic::link::FabricView;
 
 use crate::c_program::verbs_program;
 use crate::counters::messages;
-use crate::fabric::{Fabric, Layer, OnNic, Pair, full, launcher};
+use crate::fabric::{Fabric, Layer, OnNic, Pair, launcher};
 use crate::program::{Signal, find, within};
 
 /// What a running program may need to get where a test wants it.
@@ -107,7 +108,7 @@ fn the_list_has_every_nic_of_a_fabric_with_its_devices_and_queues() {
 #[test]
 fn counters_of_a_running_nic_are_the_messages_asked_for_and_have_the_names_of_the_stats_line() {
     measure::need!(find("ib_write_bw"), "perftest");
-    let layers = if full() { &Layer::BOTH[..] } else { &[Layer::Roce] };
+    let layers = if is_full() { &Layer::BOTH[..] } else { &[Layer::Roce] };
     for &layer in layers {
         let fabric = Fabric::new(layer);
         let pair = busy(&fabric, &["ib_write_bw", "-F", "-n", "3000", "-s", "1000", "--wait_destroy=8"]);

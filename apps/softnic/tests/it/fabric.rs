@@ -82,11 +82,6 @@ pub fn scratch(name: &str) -> PathBuf {
     folder
 }
 
-/// Whether the whole matrix was asked for.
-pub fn full() -> bool {
-    std::env::var("SOFTNIC_TEST_FULL").is_ok_and(|value| value == "1")
-}
-
 /// A named fabric, its link layer, and what every program on it is started with.
 pub struct Fabric {
     name: String,

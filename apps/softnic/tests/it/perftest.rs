@@ -9,9 +9,10 @@
 //! - `-b` (`run_iter_bi`, `duplex`): both sides do what the client does.
 //! - `-a`: once for each size 2^1 … 2^23; UD stops at the MTU, 2^12 here.
 //! - `-l` must divide `-n`, hence 192 instead of 200 there.
+use measure::need::is_full;
 
 use crate::counters::{Counters, messages};
-use crate::fabric::{Fabric, Layer, full};
+use crate::fabric::{Fabric, Layer};
 use crate::program::{DEADLINE, find, within};
 
 /// Requests of an ordinary run.
@@ -84,7 +85,7 @@ fn program(name: &str) -> &'static Perftest {
 
 fn sizes(service: &str, layer: Layer) -> &'static [u64] {
     let [infiniband, roce] = if service == "UD" { SIZES_UD } else { SIZES };
-    match (full(), service, layer) {
+    match (is_full(), service, layer) {
         (true, "UD", _) => SIZES_FULL_UD,
         (true, _, _) => SIZES_FULL,
         (false, _, Layer::InfiniBand) => infiniband,
@@ -175,11 +176,11 @@ fn every_type(program: &Perftest, layer: Layer) {
 fn all_sizes(program: &Perftest) {
     let one = [(*program.services.last().expect("at least one type"), Layer::Roce)];
     let every = || program.services.iter().flat_map(|&service| Layer::BOTH.map(|layer| (service, layer)));
-    let chosen: Vec<_> = if full() { every().collect() } else { one.to_vec() };
+    let chosen: Vec<_> = if is_full() { every().collect() } else { one.to_vec() };
     for (service, layer) in chosen {
         let fabric = Fabric::new(layer);
         let largest = if service == "UD" { LARGEST_EXPONENT_UD } else { LARGEST_EXPONENT };
-        if program.name.ends_with("_lat") && !full() {
+        if program.name.ends_with("_lat") && !is_full() {
             for bytes in [2, 1 << largest] {
                 let &[(_, kind)] = program.requests else { panic!("{}: one kind has sizes", program.name) };
                 let size = bytes.to_string();
@@ -330,7 +331,7 @@ fn variants(
     environment: &[(&str, &str)],
     look: impl Fn(&Variant, &[Counters; 2]),
 ) {
-    let layers: &[Layer] = if full() { &Layer::BOTH } else { &[layer] };
+    let layers: &[Layer] = if is_full() { &Layer::BOTH } else { &[layer] };
     for &layer in layers {
         let mut fabric = Fabric::new(layer);
         for (variable, value) in environment {

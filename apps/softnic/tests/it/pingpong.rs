@@ -2,9 +2,10 @@
 //!
 //! Each side sends once an exchange (`libibverbs/examples/*_pingpong.c` of rdma-core 44): the client first,
 //! then each when its own send and the peer's completed. So `-n 200` makes 200 SENDs each way.
+use measure::need::is_full;
 
 use crate::counters::messages;
-use crate::fabric::{Fabric, Layer, full};
+use crate::fabric::{Fabric, Layer};
 use crate::program::find;
 
 fn pingpong(program: &str, options: &[&str], layer: Layer) {
@@ -70,7 +71,7 @@ fn pingpong_on(fabric: &Fabric, program: &str, options: &[&str]) {
 const VARIANTS: &[&[&str]] = &[&[], &["-e"], &["-c"], &["-e", "-c", "-s", "1000"], &["-r", "2"]];
 
 fn variants(program: &str, first: usize) {
-    let rows = if full() { VARIANTS } else { &VARIANTS[first..=first] };
+    let rows = if is_full() { VARIANTS } else { &VARIANTS[first..=first] };
     for layer in Layer::BOTH {
         for options in rows {
             pingpong(program, options, layer);

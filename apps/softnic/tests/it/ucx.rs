@@ -4,9 +4,10 @@
 //! over. They prefer DEVX objects, which this NIC refuses, and fall back to these. UCX patches `mmap` in the
 //! program's code, so its doorbell pages are mapped by system calls that no hook sees. `ucx_perftest` 1.13
 //! does not check the data that it moves; the NIC's counters say that it was moved, and how.
+use measure::need::is_full;
 
 use crate::counters::Counters;
-use crate::fabric::{Fabric, Layer, full};
+use crate::fabric::{Fabric, Layer};
 use crate::program::{DEADLINE, find};
 use measure::Hosts;
 
@@ -83,7 +84,7 @@ fn put_get_and_tags_over_the_verbs_transports() {
         run(layer, "rc_v", "tag_lat", 64, sends);
         run(layer, "ud_v", "ucp_put_lat", 1000, sends);
         run(layer, "ud_v", "tag_bw", 3000, sends);
-        if full() {
+        if is_full() {
             run(layer, "rc_v", "ucp_put_lat", 8, writes);
             run(layer, "rc_v", "tag_bw", 1 << 20, server_reads);
             run(layer, "ud_v", "ucp_get", 1000, sends);

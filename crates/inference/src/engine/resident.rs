@@ -222,15 +222,17 @@ mod tests {
         let plans = [half, Format::default()].map(|format| Plan::in_format(&graph, format).unwrap());
         let input = Random(3).tensor(plans[0].inputs[0].count());
         let alone = |plan: &Plan| bits(&Twin::new(plan.clone()).unwrap().run(&[&input]).unwrap());
-        for (plan, blocks) in plans.iter().flat_map(|plan| [(plan, 1), (plan, 5)]) {
+        let wanted = plans.each_ref().map(alone);
+        for (plan, wanted, blocks) in
+            plans.iter().zip(&wanted).flat_map(|(plan, wanted)| [(plan, wanted, 1), (plan, wanted, 5)])
+        {
             let mut resident = TwinResident::new(plan.clone(), None, blocks).unwrap();
             for run in 0..2 {
                 let found = bits(&resident.run(&[&input]).unwrap());
-                assert!(found == alone(plan), "{:?}, {blocks} blocks, run {run}", plan.format);
+                assert!(found == *wanted, "{:?}, {blocks} blocks, run {run}", plan.format);
             }
         }
-        let [_, plan] = plans;
-        let wanted = alone(&plan);
+        let ([_, plan], [_, wanted]) = (plans, wanted);
         // Without the barrier the first block computes its share of all steps while a thread begins the
         // others. There are more blocks than the twin has threads.
         let kernel = PLANTED.find("resident+DB_DEFECT_NO_GRID_BARRIER").unwrap();

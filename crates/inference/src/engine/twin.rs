@@ -218,8 +218,8 @@ mod tests {
                     assert!(apart <= tolerance, "{}: {rest:?}: {apart}", step.names.join(" "));
                     compared += 1;
                 }
+                // What the parts have written stands for the step's: the next ones read it.
                 twin.launches[at] = (launch, kernel);
-                twin.launch(at).expect("it runs");
             }
             // In single precision, channels first, convolutions of one pixel are products of matrices.
             assert!(compared > 60, "{compared} steps in parts");

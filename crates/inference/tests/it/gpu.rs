@@ -18,9 +18,9 @@ use crate::models::SUPER_RESOLUTION_3;
 use crate::operators::{FORMATS, files_of_every_operator};
 
 #[test]
-fn kernels_compile_for_every_gpu_that_the_toolkit_knows() {
+fn every_kernel_compiles_for_the_oldest_gpu_of_the_toolkit() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
-    for arch in [75, 90] {
+    for arch in [75, 90].into_iter().take(if need::is_full() { 2 } else { 1 }) {
         let image =
             ImageBuilder::new(toolkit.clone(), Cache::off()).image(&units(), Arch::sm(arch), Form::Cubin);
         let functions = image.unwrap_or_else(|error| panic!("sm_{arch}: {error}")).facts.functions;

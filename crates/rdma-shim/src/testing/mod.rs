@@ -11,11 +11,18 @@ pub use ends::{DEADLINE, connect, connect_with, device, memory, softnic, wait_fo
 use gpu::cache::Cache;
 use gpu::{Arch, Form, ImageBuilder, Toolkit, Unit};
 
-/// Compiles and links each source for three architectures. Panics unless each kernel is in its image, which
-/// lacks nothing but what the driver supplies.
-pub fn compile_everywhere(toolkit: Toolkit, units: &[Unit]) {
+/// The architectures that device code of a test is compiled for: the oldest, whose instructions the newer
+/// ones have, and in the long run (`measure::need::is_full`) two newer ones.
+fn archs() -> impl Iterator<Item = Arch> {
+    let is_full = std::env::var("SOFTNIC_TEST_FULL").is_ok_and(|value| value == "1");
+    [80, 90, 100].into_iter().take(if is_full { 3 } else { 1 }).map(Arch::sm)
+}
+
+/// Compiles and links each source for `archs`. Panics unless each kernel is in its image, which lacks
+/// nothing but what the driver supplies.
+pub fn compile_and_link(toolkit: Toolkit, units: &[Unit]) {
     let builder = ImageBuilder::new(toolkit, Cache::off());
-    for arch in [80, 90, 100].map(Arch::sm) {
+    for arch in archs() {
         for unit in units {
             let image = builder.image(std::slice::from_ref(unit), arch, Form::Cubin);
             let facts = image.unwrap_or_else(|error| panic!("{arch}: {error}")).facts;

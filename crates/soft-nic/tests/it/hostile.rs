@@ -21,7 +21,7 @@ use traffic::Traffic;
 
 /// Mutants of one run: all rows of the table are reached by half of what `SOFTNIC_TEST_FULL=1` runs.
 fn mutants() -> u64 {
-    if std::env::var("SOFTNIC_TEST_FULL").is_ok_and(|value| value == "1") { 1_000_000 } else { 500_000 }
+    if measure::need::is_full() { 1_000_000 } else { 500_000 }
 }
 
 /// What a row of the table must reach: one of 10,000 mutants.
