@@ -18,6 +18,8 @@ use crate::OptionScope;
 
 /// Longest life of anything here, and longest wait for a line.
 const DEADLINE: Duration = Duration::from_secs(300);
+/// Longest life of a program that refuses its options.
+const REFUSAL: Duration = Duration::from_secs(60);
 
 /// A running program with JSON on its standard output.
 #[derive(Debug)]
@@ -62,7 +64,15 @@ pub fn command(program: &str, arguments: &[&str]) -> Command {
 
 /// Runs it to its end, and asks that it refuses with exit code 2 and one line that has all these words.
 pub fn refused(program: &str, arguments: &[&str], words: &[&str]) {
-    let output = command(program, arguments).output().unwrap();
+    let (mut child, since) = (command(program, arguments).spawn().unwrap(), Instant::now());
+    while child.try_wait().unwrap().is_none() {
+        if since.elapsed() > REFUSAL {
+            let _ = child.kill();
+            panic!("{arguments:?}: not refused, it ran on for {REFUSAL:?}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
     assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");

@@ -10,7 +10,7 @@ use crate::played::{AnswerFault, Files, asked, device};
 fn a_reference_with_one_other_number_makes_each_answer_to_its_input_wrong() {
     need!(device(), nic, "an RDMA device");
     let files = Files::new("reference");
-    let reference = files.reference(16, Some(2 * 96 + 5));
+    let reference = files.reference(16, Some(2 * 24 + 5));
     let ended = asked(&files, AnswerFault::Nothing, &["--count", "160", "--reference", &reference]);
     let run = ended.line();
     assert_eq!((ended.code, &run["wrong"], &run["answered"]), (Some(1), &json!(10), &json!(160)), "{run}");

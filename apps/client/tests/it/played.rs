@@ -23,7 +23,7 @@ pub static CLIENT: LazyLock<String> =
     LazyLock::new(|| program("CARGO_BIN_EXE_doorbell-client", env!("CARGO_BIN_EXE_doorbell-client")));
 pub const MODEL: &str = "small";
 /// Values of an input, and of an output.
-const VALUES: usize = 12 * 8;
+const VALUES: usize = 4 * 6;
 const MANIFEST: &str = include_str!("../../../../crates/serving/tests/small.toml");
 const MODEL_ID: u32 = 3;
 /// Numbers of sends and of receives.

@@ -24,7 +24,7 @@ fn what_cannot_be_served_is_refused_in_one_line() {
         (&["--mode", "cpu-cpu"], &["cpu-cpu-shim"]),
         (&["--mode", "gpu-persistent", "--model", "b"], &["one model", "--model once"]),
         (&["--model", "resnet51"], &["resnet51"]),
-        (&["--slots", "1000", "--memory", "1000000"], &["--slots 1000", "at most --slots 7"]),
+        (&["--slots", "1000", "--memory", "500000"], &["--slots 1000", "at most --slots 7"]),
         (&["--onnxruntime", "/nowhere"], &["/nowhere", "cargo xtask setup", "--engine twin"]),
         (&["--listen", "203.0.113.7:0"], &["an address of this host"]),
     ] {
