@@ -285,6 +285,10 @@ mod tests {
     #[test]
     fn every_kernel_compiles_and_links() {
         let toolkit = measure::need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
-        rdma_shim::testing::compile_and_link(toolkit, &[super::SOURCE.unit(), super::add::unit()]);
+        rdma_shim::testing::compile_and_link(
+            toolkit,
+            &[super::SOURCE.unit(), super::add::unit()],
+            measure::need::is_full(),
+        );
     }
 }

@@ -4,7 +4,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
@@ -62,21 +62,28 @@ pub fn command(program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end, and asks that it refuses with exit code 2 and one line that has all these words.
+/// Runs it to its end, and asks that it refuses within a minute, with exit code 2 and one line that has all
+/// these words.
 pub fn refused(program: &str, arguments: &[&str], words: &[&str]) {
-    let (mut child, since) = (command(program, arguments).spawn().unwrap(), Instant::now());
-    while child.try_wait().unwrap().is_none() {
-        if since.elapsed() > REFUSAL {
-            let _ = child.kill();
-            panic!("{arguments:?}: not refused, it ran on for {REFUSAL:?}");
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let mut child = command(program, arguments).spawn().unwrap();
+    let is_ended = ended(&mut child, Instant::now(), REFUSAL).is_some();
+    let _ = child.kill();
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(is_ended, "{arguments:?}: not refused within {REFUSAL:?}: {said}");
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
     assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
     assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
+}
+
+/// How it ended, if it has until `limit` after `start`.
+fn ended(child: &mut Child, start: Instant, limit: Duration) -> Option<ExitStatus> {
+    loop {
+        match child.try_wait().unwrap() {
+            None if start.elapsed() < limit => std::thread::sleep(Duration::from_millis(2)),
+            status => return status,
+        }
+    }
 }
 
 /// Asserts that `--help` lists each name of an option's values beside its alias, and that an unknown value is
@@ -174,13 +181,8 @@ impl Program {
 
     /// The same; `after` counts from `start`.
     pub fn end_since(&mut self, start: Instant) -> Ended {
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            assert!(start.elapsed() < DEADLINE, "still running after {DEADLINE:?}");
-            std::thread::sleep(Duration::from_millis(2));
-        };
+        let status = ended(&mut self.child, start, DEADLINE);
+        let status = status.unwrap_or_else(|| panic!("still running after {DEADLINE:?}"));
         let after = start.elapsed();
         let mut lines = Vec::new();
         for line in self.lines.by_ref().lines() {

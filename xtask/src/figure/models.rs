@@ -501,7 +501,7 @@ EOF
         found.ok_or_else(|| format!("no {APP} in {}", workspace::target_dir().display()))
     }
 
-    /// The real profiler runs both models by ONNX Runtime, at the levels and seconds of the spec.
+    /// The real profiler runs both models by ONNX Runtime, at the levels of the spec, for a tenth of its seconds.
     #[test]
     fn a_real_quick_run_on_the_processor_is_imported_drawn_and_needs_a_gpu_for_its_claims() {
         let profiler = measure::need!(built(), reference, "`cargo build -p profiler` and ONNX Runtime");
@@ -510,12 +510,11 @@ EOF
         let (from, to) = (experiments().join("fig2"), folder.join("experiments/fig2"));
         fs::create_dir_all(&to).unwrap();
         fs::copy(from.join("paper.toml"), to.join("paper.toml")).unwrap();
-        // A tenth of the time at each level: `figure 2 --quick` itself takes half a minute.
         let mut spec = fs::read_to_string(from.join("spec.toml")).unwrap();
         for (own, short) in
             [("seconds = 3.0", "seconds = 0.3"), ("warmup_seconds = 1.0", "warmup_seconds = 0.1")]
         {
-            assert!(spec.contains(own));
+            assert!(spec.contains(own), "{own}");
             spec = spec.replace(own, short);
         }
         fs::write(to.join("spec.toml"), spec).unwrap();

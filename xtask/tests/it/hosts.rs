@@ -155,8 +155,9 @@ fn programs_on_the_hosts_end_when_the_command_is_killed() {
             figure.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let runs = |node| bed.on(node, "kill -0 $(cat /tmp/endless)").ok;
         let since = Instant::now();
+        // A check logs in to both nodes, and the playbooks run first for many seconds.
         while !["node1", "node2"].map(runs).iter().all(|runs| *runs) && since.elapsed() < LIMIT {
-            sleep(Duration::from_millis(50));
+            sleep(Duration::from_millis(500));
         }
         let both_ran = ["node1", "node2"].map(runs);
         kill(Pid::from_raw(run.id().try_into().unwrap()), signal).unwrap();

@@ -218,7 +218,7 @@ fn release_s14_a_check_passes_and_fails_when_the_weights_of_one_layer_differ() {
     need!(reference(), reference, "ONNX Runtime");
     let whole = said(0, &["check", "squeezenet-1.1"]);
     assert!(whole.contains("31 of 32 compared: all within 1e-4"), "{whole}");
-    // SqueezeNet's products in half precision take the twin half a minute. With channels last two of its
+    // The twin is slow at SqueezeNet in half precision: a full run has it. With channels last two of its
     // convolutions of one input are one step, and no step loads the input.
     let halves = [("mobilenet-v3-small", "65 of 65"), ("squeezenet-1.1", "23 of 23")];
     for (model, count) in halves.into_iter().take(if need::is_full() { 2 } else { 1 }) {

@@ -9,6 +9,7 @@
 //! - `-b` (`run_iter_bi`, `duplex`): both sides do what the client does.
 //! - `-a`: once for each size 2^1 … 2^23; UD stops at the MTU, 2^12 here.
 //! - `-l` must divide `-n`, hence 192 instead of 200 there.
+
 use measure::need::is_full;
 
 use crate::counters::{Counters, messages};

@@ -2,6 +2,7 @@
 //!
 //! Each side sends once an exchange (`libibverbs/examples/*_pingpong.c` of rdma-core 44): the client first,
 //! then each when its own send and the peer's completed. So `-n 200` makes 200 SENDs each way.
+
 use measure::need::is_full;
 
 use crate::counters::messages;

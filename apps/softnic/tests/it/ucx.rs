@@ -4,12 +4,12 @@
 //! over. They prefer DEVX objects, which this NIC refuses, and fall back to these. UCX patches `mmap` in the
 //! program's code, so its doorbell pages are mapped by system calls that no hook sees. `ucx_perftest` 1.13
 //! does not check the data that it moves; the NIC's counters say that it was moved, and how.
-use measure::need::is_full;
 
 use crate::counters::Counters;
 use crate::fabric::{Fabric, Layer};
 use crate::program::{DEADLINE, find};
 use measure::Hosts;
+use measure::need::is_full;
 
 /// Iterations that are measured; UCX makes a tenth of it, and at least 100, before.
 const ITERATIONS: u64 = 300;

@@ -58,7 +58,8 @@ impl Kernels {
         sources.into_iter().fold(self.include(path), Kernels::source)
     }
 
-    /// Kernels of one source compiled with `define`, for tests that find a defect; each is `NAME+DEFECT`.
+    /// Kernels of one source compiled with `define` and unoptimised, for tests that find a defect; each is
+    /// `NAME+DEFECT`.
     pub fn planted(mut self, path: impl Into<PathBuf>, defect: &str, define: &str) -> Kernels {
         let source = Source { path: path.into(), defect: defect.to_owned(), define: define.to_owned() };
         println!("cargo:rerun-if-changed={}", source.path.display());
@@ -87,7 +88,8 @@ impl Kernels {
             println!("cargo:rerun-if-changed=no-compiler-was-found");
             return;
         }
-        // Those with a defect run for moments, in tests: optimised, they take the compiler thrice as long.
+        // Planted kernels, those without a defect included, run for moments. Most of the compiler's time would
+        // go into their optimisation, in release builds too.
         let (mut build, mut planted) = (self.cpp(2), self.cpp(0));
         let mut tables = Vec::new();
         for source in &self.sources {

@@ -218,7 +218,7 @@ mod tests {
                     assert!(apart <= tolerance, "{}: {rest:?}: {apart}", step.names.join(" "));
                     compared += 1;
                 }
-                // What the parts have written stands for the step's: the next ones read it.
+                // The next steps read the output of the parts, compared above.
                 twin.launches[at] = (launch, kernel);
             }
             // In single precision, channels first, convolutions of one pixel are products of matrices.

@@ -300,7 +300,7 @@ fn models_and_settings_that_do_not_fit_are_refused() {
 fn the_resident_kernel_compiles_with_either_model() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
     let builder = ::gpu::ImageBuilder::new(toolkit.clone(), ::gpu::cache::Cache::off());
-    // The kernel is compiled again for each link: others are for the long run.
+    // Each link compiles the kernel again, so a full run alone links the last two.
     let links = [(80, add_one_unit()), (90, cost::unit()), (90, add_one_unit()), (100, add_one_unit())];
     for (arch, model) in links.into_iter().take(if need::is_full() { 4 } else { 2 }) {
         let units = [resident::SOURCE.unit(), model];
@@ -308,7 +308,7 @@ fn the_resident_kernel_compiles_with_either_model() {
         let functions = image.unwrap_or_else(|error| panic!("{arch}: {error}")).facts.functions;
         assert!(functions.contains("serve") && functions.contains("db_model"), "{arch}: {functions:?}");
     }
-    compile_and_link(toolkit, &[cost::unit()]);
+    compile_and_link(toolkit, &[cost::unit()], measure::need::is_full());
 }
 
 // ---- A model of the zoo ---------------------------------------------------------------------------------

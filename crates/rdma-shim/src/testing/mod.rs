@@ -1,4 +1,4 @@
-//! What kernel tests share: a device and its loop to itself, a machine under test, a compiler for all GPUs.
+//! What kernel tests share: a device and its loop to itself, a machine under test, a compiler for GPUs.
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used, reason = "a helper of tests")]
 
@@ -11,18 +11,12 @@ pub use ends::{DEADLINE, connect, connect_with, device, memory, softnic, wait_fo
 use gpu::cache::Cache;
 use gpu::{Arch, Form, ImageBuilder, Toolkit, Unit};
 
-/// The architectures that device code of a test is compiled for: the oldest, whose instructions the newer
-/// ones have, and in the long run (`measure::need::is_full`) two newer ones.
-fn archs() -> impl Iterator<Item = Arch> {
-    let is_full = std::env::var("SOFTNIC_TEST_FULL").is_ok_and(|value| value == "1");
-    [80, 90, 100].into_iter().take(if is_full { 3 } else { 1 }).map(Arch::sm)
-}
-
-/// Compiles and links each source for `archs`. Panics unless each kernel is in its image, which lacks
-/// nothing but what the driver supplies.
-pub fn compile_and_link(toolkit: Toolkit, units: &[Unit]) {
+/// Compiles and links each source for the oldest architecture, where an instruction of a newer one fails, and
+/// for the first that waits by `fence.acquire.sys`; in a full run for a third too. Panics unless each kernel
+/// is in its image, which lacks nothing but what the driver supplies.
+pub fn compile_and_link(toolkit: Toolkit, units: &[Unit], is_full: bool) {
     let builder = ImageBuilder::new(toolkit, Cache::off());
-    for arch in archs() {
+    for arch in [80, 90, 100].into_iter().take(if is_full { 3 } else { 2 }).map(Arch::sm) {
         for unit in units {
             let image = builder.image(std::slice::from_ref(unit), arch, Form::Cubin);
             let facts = image.unwrap_or_else(|error| panic!("{arch}: {error}")).facts;
