@@ -501,7 +501,7 @@ EOF
         found.ok_or_else(|| format!("no {APP} in {}", workspace::target_dir().display()))
     }
 
-    /// The real profiler runs both models by ONNX Runtime, at the levels of the spec, for a tenth of its seconds.
+    /// The real profiler runs both models by ONNX Runtime, at the levels of the spec for a tenth of its time.
     #[test]
     fn a_real_quick_run_on_the_processor_is_imported_drawn_and_needs_a_gpu_for_its_claims() {
         let profiler = measure::need!(built(), reference, "`cargo build -p profiler` and ONNX Runtime");

@@ -88,8 +88,8 @@ impl Kernels {
             println!("cargo:rerun-if-changed=no-compiler-was-found");
             return;
         }
-        // Planted kernels, those without a defect included, run for moments. Most of the compiler's time would
-        // go into their optimisation, in release builds too.
+        // Planted kernels, those without a defect included, run for moments. Most of the compiler's time
+        // would go into their optimisation, in release builds too.
         let (mut build, mut planted) = (self.cpp(2), self.cpp(0));
         let mut tables = Vec::new();
         for source in &self.sources {

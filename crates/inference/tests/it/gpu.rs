@@ -20,7 +20,7 @@ use crate::operators::{FORMATS, files_of_every_operator};
 #[test]
 fn every_kernel_compiles() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
-    // The products of half precision have instructions of their own from sm_80 on, so the newer GPU comes first.
+    // Products of half precision have instructions of their own from sm_80 on: the newer GPU comes first.
     for arch in [90, 75].into_iter().take(if need::is_full() { 2 } else { 1 }) {
         let image =
             ImageBuilder::new(toolkit.clone(), Cache::off()).image(&units(), Arch::sm(arch), Form::Cubin);

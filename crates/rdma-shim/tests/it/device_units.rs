@@ -1,5 +1,5 @@
-//! All test kernels through NVIDIA's compiler and linker, for two architectures or, in a full run, three; and the
-//! order of fences and stores in the assembly of a doorbell. Needs a toolkit, no GPU.
+//! All test kernels through NVIDIA's compiler and linker, for two architectures or, in a full run, three; and
+//! the order of fences and stores in the assembly of a doorbell. Needs a toolkit, no GPU.
 
 use std::fs;
 use std::path::Path;
