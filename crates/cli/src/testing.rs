@@ -18,8 +18,6 @@ use crate::OptionScope;
 
 /// Longest life of anything here, and longest wait for a line.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// Longest life of a program that refuses its options.
-const REFUSAL: Duration = Duration::from_secs(60);
 
 /// A running program with JSON on its standard output.
 #[derive(Debug)]
@@ -62,15 +60,14 @@ pub fn command(program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end, and asks that it refuses within a minute, with exit code 2 and one line that has all
-/// these words.
+/// Runs it to its end, and asks that it refuses with exit code 2 and one line that has all these words.
 pub fn refused(program: &str, arguments: &[&str], words: &[&str]) {
     let mut child = command(program, arguments).spawn().unwrap();
-    let is_ended = ended(&mut child, Instant::now(), REFUSAL).is_some();
+    let is_ended = ended(&mut child, Instant::now(), DEADLINE).is_some();
     let _ = child.kill();
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(is_ended, "{arguments:?}: not refused within {REFUSAL:?}: {said}");
+    assert!(is_ended, "{arguments:?}: not refused within {DEADLINE:?}: {said}");
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
     assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
     assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");

@@ -187,7 +187,7 @@ fn a_model_that_fails_ends_cpu_gpu_with_its_reason() {
 fn the_first_kernel_that_the_cpu_launches_compiles() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
     // The others are those of the graph.
-    compile_and_link(toolkit, &[BEGIN.unit()], measure::need::is_full());
+    compile_and_link(toolkit, &[BEGIN.unit()], need::is_full());
 }
 
 #[test]

@@ -308,7 +308,7 @@ fn the_resident_kernel_compiles_with_either_model() {
         let functions = image.unwrap_or_else(|error| panic!("{arch}: {error}")).facts.functions;
         assert!(functions.contains("serve") && functions.contains("db_model"), "{arch}: {functions:?}");
     }
-    compile_and_link(toolkit, &[cost::unit()], measure::need::is_full());
+    compile_and_link(toolkit, &[cost::unit()], need::is_full());
 }
 
 // ---- A model of the zoo ---------------------------------------------------------------------------------

@@ -307,5 +307,5 @@ fn a_pipeline_that_cannot_be_is_refused() {
 #[test]
 fn every_kernel_compiles_and_links() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
-    compile_and_link(toolkit, &units(), measure::need::is_full());
+    compile_and_link(toolkit, &units(), need::is_full());
 }

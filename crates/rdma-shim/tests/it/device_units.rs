@@ -54,7 +54,7 @@ fn every_kernel_compiles_and_links() {
         |unit| headers.iter().fold(unit, |unit: Unit, (name, text)| unit.header(name, text.clone()));
     let units: Vec<Unit> = files("cu").iter().map(|(name, text)| with_headers(unit(name, text))).collect();
     assert!(units.len() >= 6, "{units:?}");
-    compile_and_link(toolkit, &units, measure::need::is_full());
+    compile_and_link(toolkit, &units, need::is_full());
 }
 
 /// What an instruction is to the order of a doorbell. Stores to a thread's own memory are nothing to it.
