@@ -24,7 +24,7 @@ exec "$@"
 "#;
 
 /// Rows by the kind of tool; its server listens until it is killed or told, which no test waits for.
-const NO_TOOL: &str = "#!/bin/sh\nexit 3\n";
+const NO_TOOL: &str = "#!/bin/sh\n[ \"$1\" = --version ] && echo Version: 6.06\nexit 1\n";
 
 struct Stage {
     folder: PathBuf,
@@ -97,7 +97,8 @@ fn what_was_measured_is_written_with_its_verdicts() {
     let from = &summary["provenance"];
     assert_eq!((&from["nic_options"]["pump"], &from["device"]), (&false.into(), &"mlx5_0".into()));
     assert!(from["nic_options"]["cores"].is_string());
-    assert_eq!(from["versions"]["libmlx5"], "1.24.44.0");
+    let versions = &from["versions"];
+    assert_eq!((&versions["libmlx5"], &versions["perftest"]), (&"1.24.44.0".into(), &"6.06".into()));
     let (result, summary) = stage.run("post", LIMIT);
     result.unwrap();
     // An 8-byte doorbell keeps the aim in the script's numbers, the same doorbell as libmlx5's misses it.

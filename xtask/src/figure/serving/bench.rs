@@ -40,7 +40,7 @@ pub const SILENCE: Duration = Duration::from_secs(60);
 pub const REFERENCE: Duration = Duration::from_secs(120);
 /// Largest error of an answer, as a share of the reference's root mean square: engines add in other orders.
 const TOLERANCE: &str = "1e-3";
-/// Packages of the programs; behind them those that tell of another NIC than this machine's software NIC.
+/// Packages of the programs, and of those that tell of the NIC and of the GPU.
 const PACKAGES: [&str; 12] = [
     "-p",
     "inference-server",
@@ -55,7 +55,6 @@ const PACKAGES: [&str; 12] = [
     "-p",
     "gpu",
 ];
-const OF_SOFTNIC: usize = 8;
 /// What the ends are called, and which host is whose.
 const ENDS: [&str; 2] = ["server", "client"];
 const SERVER: usize = 0;
@@ -131,9 +130,7 @@ impl ServerFigure {
             has_gpu(&here, name, "here")?;
         }
         place.set_up(options.no_install)?;
-        let is_softnic = options.nic.is_none() && options.on_nodes().is_none();
-        let packages = if is_softnic { &PACKAGES[..OF_SOFTNIC] } else { &PACKAGES };
-        workspace::build_programs("server, client and the software NIC", packages)?;
+        workspace::build_programs("server, client and the software NIC", &PACKAGES)?;
         let programs = Programs::of(&workspace::programs());
         Ok(Some(ServerFigure { how, machine, here, programs, options: options.clone(), _locked }))
     }
@@ -268,21 +265,10 @@ impl ServerBench<'_> {
                 }
             }
         }
-        let mut provenance = match &nic {
-            Nic::Software { .. } => Provenance {
-                nic: Label::Emulated,
-                link: Label::Emulated,
-                device: nic.device().to_owned(),
-                nic_options: nic::options(&spec.nic),
-                ..workspace::provenance()?
-            },
-            _ => {
-                let softnic = figure.programs.softnic.clone();
-                let programs = nic::Programs { generator: softnic.with_file_name("generator"), softnic };
-                let probe = Probe::ask(&nic, &programs, &figure.how.out.join("logs"))?;
-                probe.provenance(&nic, &spec.nic, workspace::revision())?
-            }
-        };
+        let softnic = figure.programs.softnic.clone();
+        let programs = nic::Programs { generator: softnic.with_file_name("generator"), softnic };
+        let probe = Probe::ask(&nic, &programs, &figure.how.out.join("logs"))?;
+        let mut provenance = probe.provenance(&nic, &spec.nic, workspace::revision())?;
         if let Nic::Card { .. } = nic {
             // Both ends use the one card: packets do not leave it.
             provenance.link = Label::None;

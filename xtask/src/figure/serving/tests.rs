@@ -205,7 +205,9 @@ fn a_server_that_spins_is_told_from_one_that_sleeps() {
     );
     assert!(lines.len() == 3 && lines[1].contains("--sleep spin"), "{asked}");
     assert_eq!(stage.references(), ["squeezenet-1.1"], "once a model");
-    let made = &points[0].provenance.versions["reference-squeezenet-1.1"];
+    let versions = &points[0].provenance.versions;
+    assert_eq!(versions["libmlx5"], "1.24.44.0");
+    let made = &versions["reference-squeezenet-1.1"];
     let digest = ::zoo::Digest::of(b"reference\n").to_string();
     assert!(made.starts_with("engine ") && made.ends_with(&format!(", sha256 {digest}")), "{made}");
     let clients = fs::read_to_string(stage.0.join("client-options")).unwrap();
