@@ -95,7 +95,7 @@ fn killed_at(step: usize, world: &Fixture, address: &str) -> bool {
 
 #[test]
 fn a_client_that_is_killed_at_any_step_leaves_its_slots() {
-    for world in need!(Fixture::each("steps", &[GRAPH]), server, WANTED) {
+    for world in need!(Fixture::each("steps", &[GRAPH]), WANTED) {
         let (mut server, address) = world.server(&["--slots", SLOTS]);
         // TCP carries a set-up request, a grant, and of each end a greeting and a barrier, some merged.
         let is_there = |step: &usize| {
@@ -111,7 +111,7 @@ fn a_client_that_is_killed_at_any_step_leaves_its_slots() {
 
 #[test]
 fn a_client_that_is_killed_while_it_asks_leaves_its_slots() {
-    for world in need!(Fixture::each("asking", &KERNELS), server, WANTED) {
+    for world in need!(Fixture::each("asking", &KERNELS), WANTED) {
         let (mut server, address) = world.server(&["--slots", SLOTS]);
         let mut clients = 0;
         for (arrival, ms) in world.served.arrivals.iter().cycle().zip([0, 3, 20]) {
@@ -201,7 +201,7 @@ fn left(server: &mut Program) {
 
 #[test]
 fn a_thousand_connections_leave_no_descriptor_thread_memory_slot_or_queue_pair() {
-    let worlds = need!(Fixture::each("thousand", &[GRAPH]), server, WANTED);
+    let worlds = need!(Fixture::each("thousand", &[GRAPH]), WANTED);
     let count: usize = std::env::var(CONNECTIONS).map_or(1000, |count| count.parse().unwrap());
     let (context, path) = PathOptions::default().open().unwrap();
     for world in worlds {

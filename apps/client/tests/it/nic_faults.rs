@@ -46,7 +46,7 @@ fn worlds(test: &str, others: &[Served]) -> Result<Vec<Fixture>, String> {
     Ok(worlds)
 }
 
-const SOFTNIC: &str = "the software NIC, ONNX Runtime, a C++ compiler and inference-server";
+const SOFTNIC: &str = "softnic, ONNX Runtime as the reference, a C++ compiler and inference-server";
 
 /// Of 64 requests each was answered or lost, and some were.
 fn assert_lossy(ended: &Ended) {
@@ -63,7 +63,7 @@ fn answers(ended: &Ended) -> u64 {
 
 #[test]
 fn what_uc_loses_is_lost_and_nothing_is_wrong_and_rc_sends_it_again() {
-    for world in need!(worlds("loses", &[GRAPH]), softnic, SOFTNIC) {
+    for world in need!(worlds("loses", &[GRAPH]), SOFTNIC) {
         let arrivals = world.served.arrivals;
         let (mut server, address) = world.server(&["--slots", "256"]);
         ctl(&["set", &server.id().to_string(), "--loss", "0.1", "--seed", "5"]).unwrap();
@@ -106,7 +106,7 @@ fn what_uc_loses_is_lost_and_nothing_is_wrong_and_rc_sends_it_again() {
 
 #[test]
 fn a_long_link_delays_answers_and_changes_none() {
-    for world in need!(worlds("delays", &KERNELS), softnic, SOFTNIC) {
+    for world in need!(worlds("delays", &KERNELS), SOFTNIC) {
         let (mut server, address) = world.server(&[]);
         ctl(&["set", &server.id().to_string(), "--delay", "5ms"]).unwrap();
         for arrival in world.served.arrivals {
@@ -120,7 +120,7 @@ fn a_long_link_delays_answers_and_changes_none() {
 
 #[test]
 fn an_error_cqe_ends_one_client_and_no_other() {
-    let worlds = need!(worlds("errs", &KERNELS), softnic, SOFTNIC);
+    let worlds = need!(worlds("errs", &KERNELS), SOFTNIC);
     let cases =
         worlds.iter().map(|world| (world, true)).chain(worlds[..2].iter().map(|world| (world, false)));
     for (world, at_server) in cases {

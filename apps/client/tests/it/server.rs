@@ -17,7 +17,7 @@ use zoo::Manifest;
 use crate::played::{CLIENT, Files, MODEL, device};
 
 /// What tests with a server need.
-pub const WANTED: &str = "a NIC, ONNX Runtime, a C++ compiler and inference-server";
+pub const WANTED: &str = "a NIC, ONNX Runtime as the reference, a C++ compiler and inference-server";
 /// Longest wait for anything.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Beside the client, where cargo has built it.
@@ -200,7 +200,7 @@ pub fn assert_clean(ended: &Ended, count: u64) {
 
 #[test]
 fn each_way_brings_the_bits_of_the_reference_in_both_cpu_modes() {
-    let world = need!(Fixture::new("bits"), server, "a NIC, ONNX Runtime and inference-server");
+    let world = need!(Fixture::new("bits"), "a NIC, ONNX Runtime as the reference, and inference-server");
     for mode in ["cpu-cpu-ibverbs", "cpu-cpu-shim"] {
         let (mut server, address) = world.server(&["--mode", mode, "--sessions", &WAYS.len().to_string()]);
         for (transport, arrival) in WAYS {
@@ -219,7 +219,7 @@ fn each_way_brings_the_bits_of_the_reference_in_both_cpu_modes() {
 #[test]
 fn answers_of_64_clients_at_once_have_the_same_bits_as_those_of_one() {
     const CLIENTS: u64 = 64;
-    let world = need!(Fixture::new("many"), server, "a NIC, ONNX Runtime and inference-server");
+    let world = need!(Fixture::new("many"), "a NIC, ONNX Runtime as the reference, and inference-server");
     let (mut server, address) = world.server(&["--slots", "128"]);
     world.is_served(&address, "flag", &[]);
     let way = |number: usize| {
@@ -271,7 +271,7 @@ fn answers_of_64_clients_at_once_have_the_same_bits_as_those_of_one() {
 #[test]
 fn kernels_answer_several_clients_at_once_with_the_bits_of_one() {
     const CLIENTS: usize = 4;
-    need!(Fixture::new("several"), server, "a NIC, ONNX Runtime and inference-server");
+    need!(Fixture::new("several"), "a NIC, ONNX Runtime as the reference, and inference-server");
     for served in KERNELS {
         let world = need!(Fixture::of("several", served), cc, "a C++ compiler");
         let (mut server, address) = world.server(&[]);

@@ -26,7 +26,7 @@ fn refused(run: &Value) -> u64 {
 
 #[test]
 fn after_a_sigkill_each_outstanding_request_is_lost_and_the_next_server_serves() {
-    for world in need!(Fixture::each("killed", &KERNELS), server, WANTED) {
+    for world in need!(Fixture::each("killed", &KERNELS), WANTED) {
         let (mut server, address) = world.server(&[]);
         for arrival in world.served.arrivals {
             let options = [&LOAD[..], &["--arrival", arrival]].concat();
@@ -56,7 +56,7 @@ fn after_a_sigkill_each_outstanding_request_is_lost_and_the_next_server_serves()
 
 #[test]
 fn at_a_sigterm_under_load_each_request_is_answered_refused_or_lost() {
-    for world in need!(Fixture::each("terminated", &KERNELS), server, WANTED) {
+    for world in need!(Fixture::each("terminated", &KERNELS), WANTED) {
         let (mut server, address) = world.server(&[]);
         let arrivals = world.served.arrivals.iter().cycle().take(4);
         let loads = arrivals.map(|arrival| [&LOAD[..], &["--arrival", arrival]].concat());
@@ -86,7 +86,7 @@ fn at_a_sigterm_under_load_each_request_is_answered_refused_or_lost() {
 #[test]
 fn requests_of_a_server_that_is_held_up_are_lost_at_their_deadline_and_their_answers_late() {
     const SECONDS: u64 = 4;
-    for (world, rate) in need!(Fixture::each("held", &[GRAPH]), server, WANTED).iter().zip([100, 20]) {
+    for (world, rate) in need!(Fixture::each("held", &[GRAPH]), WANTED).iter().zip([100, 20]) {
         let (mut server, address) = world.server(&[]);
         let times = [rate, SECONDS].map(|number| number.to_string());
         let load = ["--rate", &times[0], "--arrivals", "constant", "--seconds", &times[1], "--deadline", "1"];

@@ -12,7 +12,7 @@ const MODES: [&str; 2] = ["cpu-cpu-ibverbs", "cpu-cpu-shim"];
 #[test]
 fn answers_are_the_engine_s_own_however_they_come() {
     let nic = need!(device(), nic, "an RDMA device");
-    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
+    let runtime = need!(runtime(), reference, "ONNX Runtime");
     let expected = Expected::of(&runtime, SMALL, 3);
     for mode in MODES {
         let (mut server, address) = server(SMALL, &["--mode", mode, "--sessions", "7"]);
@@ -48,7 +48,7 @@ fn the_twin_serves_its_own_answers() {
 #[test]
 fn release_s11_two_models_have_their_own_slots_and_answers() {
     let nic = need!(device(), nic, "an RDMA device");
-    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
+    let runtime = need!(runtime(), reference, "ONNX Runtime");
     let models = [SLOW, "mobilenet-v3-small"];
     let (_server, address) =
         server(models[0], &["--model", models[1], "--slots", "2", "--slots-per-client", "2"]);

@@ -39,7 +39,7 @@ fn what_cannot_be_served_is_refused_in_one_line() {
 #[test]
 fn a_client_hears_why_it_gets_no_slots() {
     let nic = need!(device(), nic, "an RDMA device");
-    need!(runtime(), onnxruntime, "ONNX Runtime");
+    need!(runtime(), reference, "ONNX Runtime");
     let options = ["--slots", "8", "--slots-per-client", "4", "--clients", "2", "--transport", "rc"];
     let (_server, address) = server(SMALL, &options);
     let usual = || setup_request(SMALL, 4, Arrival::Flag, Transport::Rc);

@@ -21,7 +21,7 @@ fn joined(server: &mut Program) {
 #[test]
 fn slots_of_a_killed_client_are_cleared_and_granted_again() {
     let nic = need!(device(), nic, "an RDMA device");
-    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
+    let runtime = need!(runtime(), reference, "ONNX Runtime");
     let client = need!(client(), "doorbell-client beside the server");
     let expected = Expected::of(&runtime, SLOW, 3);
     let (mut server, address) = server(SLOW, &["--slots", "8"]);
@@ -166,7 +166,7 @@ fn when_a_model_s_kernel_fails_the_server_ends_and_each_request_is_answered_or_l
 #[test]
 fn release_s12_at_its_end_the_server_answers_each_request_or_says_that_it_stops() {
     let nic = need!(device(), nic, "an RDMA device");
-    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
+    let runtime = need!(runtime(), reference, "ONNX Runtime");
     let expected = Expected::of(&runtime, SLOW, 3);
     for arrival in [Arrival::Flag, Arrival::Completion] {
         let (mut server, address) = server(SLOW, &["--slots", "64"]);

@@ -143,7 +143,7 @@ fn the_client_s_program_finds_the_twin_s_answers_right() {
     need!(device(), nic, "an RDMA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
     need!(client(), "doorbell-client beside the server");
-    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
+    let runtime = need!(runtime(), reference, "ONNX Runtime");
     program_agrees(&["--machine", "twin"], &Expected::of(&runtime, SMALL, 16), "1e-4");
 }
 
@@ -341,7 +341,7 @@ fn gpu_answers_are_what_the_client_s_program_takes_for_right() {
     need!(device(), nic, "an RDMA device");
     need!(gpu(), gpu, "one CUDA device");
     need!(client(), "doorbell-client beside the server");
-    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
+    let runtime = need!(runtime(), reference, "ONNX Runtime");
     program_agrees(&["--machine", "gpu"], &Expected::of(&runtime, SMALL, 16), "1e-4");
 }
 
