@@ -120,20 +120,21 @@ pub fn spare_toolkit() -> Vec<std::ffi::OsString> {
     if folder.is_dir() { vec!["--toolkit".into(), folder.into()] } else { Vec::new() }
 }
 
-/// A machine with one H200, for tests.
 #[cfg(test)]
-pub fn example() -> GpuMachine {
-    let said = r#"{"kind":"gpu-probe","driver":"580.95.05","cuda":"13.0","toolkit":"/usr/local/cuda","nvrtc":"13.0",
-        "nvjitlink":"13.0","cudnn":"9.19.0","why_no_cudnn":null,"gpus":[{"ordinal":0,"name":"NVIDIA H200","arch":"sm_90","memory_mib":143771,"bus":"0000:17:00.0"}],
-        "missing":[]}"#;
-    GpuMachine::read(said).expect("as gpu-probe writes it")
-}
+pub use tests::example;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use experiment::point;
 
+    /// A machine with one H200, for tests.
+    pub fn example() -> GpuMachine {
+        let said = r#"{"kind":"gpu-probe","driver":"580.95.05","cuda":"13.0","toolkit":"/usr/local/cuda","nvrtc":"13.0",
+            "nvjitlink":"13.0","cudnn":"9.19.0","why_no_cudnn":null,"gpus":[{"ordinal":0,"name":"NVIDIA H200","arch":"sm_90","memory_mib":143771,"bus":"0000:17:00.0"}],
+            "missing":[]}"#;
+        GpuMachine::read(said).expect("as gpu-probe writes it")
+    }
     #[test]
     fn a_result_names_the_gpu_and_its_versions() {
         let mut provenance = point::example("gpu-thread", 64).provenance;

@@ -297,30 +297,30 @@ impl JsonProgram {
     }
 }
 
-/// The test of that path alone, in its own process: what it prints can be read, and it may end as it likes.
 #[cfg(test)]
-pub fn one_test(name: &str) -> Command {
-    let mut us = Command::new(std::env::current_exe().expect("a test runs"));
-    us.args(["--exact", name, "--nocapture"]);
-    us
-}
-
-/// Writes a shell script that can be started at once, for tests. Another process writes it: a file that one
-/// of our threads writes while another forks cannot be started («text file busy»).
-#[cfg(test)]
-pub fn script(path: &Path, text: &str) {
-    let beside = path.with_extension("text");
-    fs::write(&beside, text).expect("a folder for tests can be written");
-    let line = r#"rm -f "$1" && cp "$0" "$1" && chmod 755 "$1""#;
-    let copied = Command::new("sh").args(["-c", line]).arg(&beside).arg(path).status();
-    assert!(copied.expect("there is a shell").success(), "{}", path.display());
-}
+pub use tests::{one_test, script};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::descendants::{descendants, end_unharmed, is_alive};
 
+    /// The test of that path alone, in its own process: what it prints can be read, and it may end as it likes.
+    pub fn one_test(name: &str) -> Command {
+        let mut us = Command::new(std::env::current_exe().expect("a test runs"));
+        us.args(["--exact", name, "--nocapture"]);
+        us
+    }
+
+    /// Writes a shell script that can be started at once, for tests. Another process writes it: a file that one
+    /// of our threads writes while another forks cannot be started («text file busy»).
+    pub fn script(path: &Path, text: &str) {
+        let beside = path.with_extension("text");
+        fs::write(&beside, text).expect("a folder for tests can be written");
+        let line = r#"rm -f "$1" && cp "$0" "$1" && chmod 755 "$1""#;
+        let copied = Command::new("sh").args(["-c", line]).arg(&beside).arg(path).status();
+        assert!(copied.expect("there is a shell").success(), "{}", path.display());
+    }
     fn shell(script: &str, limit_ms: u64) -> (Ended, String) {
         let log =
             std::env::temp_dir().join(format!("xtask-process-{}-{}.log", std::process::id(), script.len()));

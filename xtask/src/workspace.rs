@@ -193,13 +193,6 @@ impl Tree {
         &self.large
     }
 
-    /// A tree of the given files, for tests of the checks.
-    #[cfg(test)]
-    pub fn of(files: &[(&str, &str)]) -> Tree {
-        let texts = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
-        Tree { texts: texts.collect(), ..Tree::default() }
-    }
-
     pub fn get(&self, path: &str) -> Option<&str> {
         self.texts.get(path).map(String::as_str)
     }
@@ -279,6 +272,13 @@ impl Metadata {
 mod tests {
     use super::*;
 
+    impl Tree {
+        /// A tree of the given files, for tests of the checks.
+        pub fn of(files: &[(&str, &str)]) -> Tree {
+            let texts = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
+            Tree { texts: texts.collect(), ..Tree::default() }
+        }
+    }
     #[test]
     fn the_tree_holds_this_file_and_not_the_build_output() {
         let tree = Tree::read(&root()).unwrap();

@@ -114,12 +114,6 @@ impl Row {
         Duration::from_secs(self.deadline_s.unwrap_or(60))
     }
 
-    /// The file of that test.
-    #[cfg(test)]
-    pub fn test_file(&self) -> Option<String> {
-        self.tests.as_ref().map(|name| format!("apps/softnic/tests/it/{name}.rs"))
-    }
-
     /// The suite of `cargo xtask test` that runs it.
     pub fn suite(&self) -> &'static str {
         match (self.ci, &self.tests) {
@@ -288,6 +282,12 @@ fn said_by(command: &str, limit: Duration) -> Option<String> {
 mod tests {
     use super::*;
 
+    impl Row {
+        /// The file of that test.
+        pub fn test_file(&self) -> Option<String> {
+            self.tests.as_ref().map(|name| format!("apps/softnic/tests/it/{name}.rs"))
+        }
+    }
     #[test]
     fn a_path_with_a_space_and_a_quote_is_one_word_of_every_command() {
         let path = PathBuf::from("/it's here/a $b");

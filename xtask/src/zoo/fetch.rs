@@ -36,12 +36,6 @@ impl Client {
         let agent = config(Duration::from_secs(60)).https_only(true).build().into();
         Client { agent, pause: Duration::from_secs(2) }
     }
-
-    /// For the tests' server: without TLS, and without the proxy that the environment may name.
-    #[cfg(test)]
-    pub fn of_tests(wait: Duration) -> Client {
-        Client { agent: config(wait).proxy(None).build().into(), pause: Duration::ZERO }
-    }
 }
 
 /// `wait`: for a connection, and for each piece of an answer.
@@ -188,4 +182,16 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
 /// The store's errors are the user's to mend.
 fn mendable(error: StoreError) -> anyhow::Error {
     refused(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Client {
+        /// For the tests' server: without TLS, and without the proxy that the environment may name.
+        pub fn of_tests(wait: Duration) -> Client {
+            Client { agent: config(wait).proxy(None).build().into(), pause: Duration::ZERO }
+        }
+    }
 }
