@@ -37,71 +37,48 @@ pub struct Wheels {
     python: &'static str,
 }
 
+/// Of a list of this folder.
+macro_rules! list {
+    ($name:literal) => {
+        (concat!("xtask/", $name), include_str!(concat!("../", $name)))
+    };
+}
+
+/// Wheels for every Python. The variable names their folder.
+const fn wheels(
+    what: &'static str,
+    variable: &'static str,
+    folder: &'static str,
+    list: (&'static str, &'static str),
+    megabytes: u32,
+) -> Wheels {
+    Wheels { what, variable, list, folder, inner: "", megabytes, python: "" }
+}
+
 /// NVIDIA's run-time compiler and linker.
-pub const CUDA: Wheels = Wheels {
-    what: "NVIDIA's run-time compiler",
-    variable: "DOORBELL_CUDA",
-    list: ("xtask/cuda-wheels.txt", include_str!("../cuda-wheels.txt")),
-    folder: "cuda",
-    inner: "",
-    megabytes: 133,
-    python: "",
-};
+pub const CUDA: Wheels =
+    wheels("NVIDIA's run-time compiler", "DOORBELL_CUDA", "cuda", list!("cuda-wheels.txt"), 133);
 
 /// ONNX Runtime.
 pub const ONNX_RUNTIME: Wheels = Wheels {
-    what: "ONNX Runtime",
-    variable: "DOORBELL_ONNXRUNTIME",
-    list: ("xtask/onnxruntime-wheel.txt", include_str!("../onnxruntime-wheel.txt")),
-    folder: "onnxruntime",
     inner: "onnxruntime/capi",
-    megabytes: 24,
     python: "--python-version 3.11 --implementation cp --abi cp311 --platform manylinux_2_28_x86_64",
+    ..wheels("ONNX Runtime", "DOORBELL_ONNXRUNTIME", "onnxruntime", list!("onnxruntime-wheel.txt"), 24)
 };
 
 /// What `dist` links with.
-pub const LINKER: Wheels = Wheels {
-    what: "a linker that knows old glibc versions",
-    variable: "DOORBELL_ZIG",
-    list: ("xtask/dist-wheels.txt", include_str!("../dist-wheels.txt")),
-    folder: "zig",
-    inner: "",
-    megabytes: 98,
-    python: "",
-};
+pub const LINKER: Wheels =
+    wheels("a linker that knows old glibc versions", "DOORBELL_ZIG", "zig", list!("dist-wheels.txt"), 98);
 
 /// What checks the playbooks in the long run of the tests.
-pub const ANSIBLE_LINT: Wheels = Wheels {
-    what: "ansible-lint",
-    variable: "DOORBELL_ANSIBLE_LINT",
-    list: ("xtask/ansible-lint-wheels.txt", include_str!("../ansible-lint-wheels.txt")),
-    folder: "ansible-lint",
-    inner: "",
-    megabytes: 14,
-    python: "",
-};
+pub const ANSIBLE_LINT: Wheels =
+    wheels("ansible-lint", "DOORBELL_ANSIBLE_LINT", "ansible-lint", list!("ansible-lint-wheels.txt"), 14);
 
 /// NIXL with the UCX that it brings: Python bindings of a library that moves memory between processes.
-const NIXL: Wheels = Wheels {
-    what: "NIXL",
-    variable: "DOORBELL_NIXL",
-    list: ("xtask/nixl-wheel.txt", include_str!("../nixl-wheel.txt")),
-    folder: "nixl",
-    inner: "",
-    megabytes: 69,
-    python: "",
-};
+const NIXL: Wheels = wheels("NIXL", "DOORBELL_NIXL", "nixl", list!("nixl-wheel.txt"), 69);
 
 /// Mooncake's transfer engine, without CUDA.
-const MOONCAKE: Wheels = Wheels {
-    what: "Mooncake",
-    variable: "DOORBELL_MOONCAKE",
-    list: ("xtask/mooncake-wheel.txt", include_str!("../mooncake-wheel.txt")),
-    folder: "mooncake",
-    inner: "",
-    megabytes: 46,
-    python: "",
-};
+const MOONCAKE: Wheels = wheels("Mooncake", "DOORBELL_MOONCAKE", "mooncake", list!("mooncake-wheel.txt"), 46);
 
 /// What `compat` runs.
 pub const COMPAT: [&Wheels; 2] = [&NIXL, &MOONCAKE];
