@@ -305,15 +305,16 @@ mod tests {
     use super::*;
     use crate::descendants::{descendants, end_unharmed, is_alive};
 
-    /// The test of that path alone, in its own process: what it prints can be read, and it may end as it likes.
+    /// The test of that path alone, in its own process: what it prints can be read, and it may end as it
+    /// likes.
     pub fn one_test(name: &str) -> Command {
         let mut us = Command::new(std::env::current_exe().expect("a test runs"));
         us.args(["--exact", name, "--nocapture"]);
         us
     }
 
-    /// Writes a shell script that can be started at once, for tests. Another process writes it: a file that one
-    /// of our threads writes while another forks cannot be started («text file busy»).
+    /// Writes a shell script that can be started at once, for tests. Another process writes it: a file that
+    /// one of our threads writes while another forks cannot be started («text file busy»).
     pub fn script(path: &Path, text: &str) {
         let beside = path.with_extension("text");
         fs::write(&beside, text).expect("a folder for tests can be written");
