@@ -143,33 +143,16 @@ fn of_range(rest: &str) -> Option<&'static Unit> {
     figure(|| 0, "", last)?.unit
 }
 
-/// Numbers as words. «One» and «a» are left out: they are seldom a figure.
-const WORDS: [(&str, &str); 18] = [
-    ("two", "2"),
-    ("three", "3"),
-    ("four", "4"),
-    ("five", "5"),
-    ("six", "6"),
-    ("seven", "7"),
-    ("eight", "8"),
-    ("nine", "9"),
-    ("ten", "10"),
-    ("eleven", "11"),
-    ("twelve", "12"),
-    ("fifteen", "15"),
-    ("twenty", "20"),
-    ("thirty", "30"),
-    ("forty", "40"),
-    ("fifty", "50"),
-    ("sixty", "60"),
-    ("ninety", "90"),
-];
+/// Numbers as words, each with its digits. «One» and «a» are left out: they are seldom a figure.
+const WORDS: &str = "two 2, three 3, four 4, five 5, six 6, seven 7, eight 8, nine 9, ten 10, eleven 11, \
+    twelve 12, fifteen 15, twenty 20, thirty 30, forty 40, fifty 50, sixty 60, ninety 90";
 
 /// «Nine minutes»: a time whose number and unit are words.
 fn in_words<'a>(line: impl Fn() -> usize, text: &'a str) -> Option<Figure<'a>> {
     let length = text.find(|c: char| !c.is_alphabetic())?;
     let (word, rest) = text.split_at(length);
-    let (_, number) = WORDS.iter().find(|(name, _)| word.eq_ignore_ascii_case(name))?;
+    let mut numbers = WORDS.split(", ").filter_map(|pair| pair.split_once(' '));
+    let (_, number) = numbers.find(|(name, _)| word.eq_ignore_ascii_case(name))?;
     let gap = rest.chars().next().filter(|c| " \u{a0}\n".contains(*c))?.len_utf8();
     let unit = Unit::leading(&rest[gap..]).filter(|unit| unit.kind == Kind::Time && unit.name.len() > 3)?;
     let said = &text[..length + gap + unit.name.len()];
@@ -184,28 +167,20 @@ fn figure<'a>(line: impl Fn() -> usize, before: &str, text: &'a str) -> Option<F
     if before.ends_with(is_part) {
         return None;
     }
-    if !digits.starts_with(|c: char| c.is_ascii_digit()) {
+    let is_digit = |c: char| c.is_ascii_digit();
+    if !digits.starts_with(is_digit) {
         return in_words(line, text);
     }
-    let mut length = 0;
-    for (at, c) in digits.char_indices() {
-        let goes_on = digits[at + c.len_utf8()..].starts_with(|c: char| c.is_ascii_digit());
-        if !(c.is_ascii_digit() || (",.".contains(c) && goes_on)) {
-            break;
-        }
-        length = at + 1;
-    }
+    let goes_on = |(at, c): &(usize, char)| {
+        is_digit(*c) || (",.".contains(*c) && digits[at + 1..].starts_with(is_digit))
+    };
+    let length = digits.char_indices().take_while(goes_on).count();
     let (number, rest) = text.split_at(sign + length);
     let gap = rest.chars().next().filter(|c| " \u{a0}\n-".contains(*c)).map_or(0, char::len_utf8);
-    match Unit::leading(&rest[gap..]) {
-        Some(unit) => Some(Figure {
-            line: line(),
-            said: &text[..number.len() + gap + unit.name.len()],
-            number,
-            unit: Some(unit),
-            source: None,
-        }),
-        None if rest.starts_with(is_part) && !rest.starts_with('.') => None,
-        None => Some(Figure { line: line(), said: number, number, unit: None, source: None }),
+    let unit = Unit::leading(&rest[gap..]);
+    if unit.is_none() && rest.starts_with(is_part) && !rest.starts_with('.') {
+        return None;
     }
+    let said = unit.map_or(number, |unit| &text[..number.len() + gap + unit.name.len()]);
+    Some(Figure { line: line(), said, number, unit, source: None })
 }

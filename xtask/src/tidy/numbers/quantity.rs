@@ -83,23 +83,9 @@ const UNITS: &[Unit] = &[
     optional("times", Kind::Ratio, 1.0),
 ];
 
-/// How names of fields and constants end that say their unit.
-const ENDINGS: [(&str, &str); 14] = [
-    ("ns", "ns"),
-    ("us", "us"),
-    ("ms", "ms"),
-    ("s", "s"),
-    ("secs", "s"),
-    ("seconds", "s"),
-    ("bytes", "bytes"),
-    ("kib", "KiB"),
-    ("mib", "MiB"),
-    ("gbps", "Gbit/s"),
-    ("percent", "%"),
-    ("ratio", "×"),
-    ("mj", "mJ"),
-    ("w", "W"),
-];
+/// How names of fields and constants end that say their unit, each with the unit.
+const ENDINGS: &str = "ns ns, us us, ms ms, s s, secs s, seconds s, bytes bytes, kib KiB, mib MiB, gbps Gbit/s, \
+    percent %, ratio ×, mj mJ, w W";
 
 impl Unit {
     pub fn named(name: &str) -> Option<&'static Unit> {
@@ -125,7 +111,8 @@ impl Unit {
             return None;
         }
         let last = name.rsplit('_').next().filter(|last| *last != name || *last == "bytes")?;
-        ENDINGS.iter().find(|(ending, _)| *ending == last).and_then(|(_, unit)| Unit::named(unit))
+        let mut endings = ENDINGS.split(", ").filter_map(|pair| pair.split_once(' '));
+        Unit::named(endings.find(|(ending, _)| *ending == last)?.1)
     }
 }
 
@@ -172,10 +159,8 @@ impl Quantity {
                 return Err(format!("{self} is no number of {}", unit.name));
             }
             (Some(unit), None) if ![Kind::Bytes, Kind::Ratio].contains(&unit.kind) => {
-                return Err(format!(
-                    "its unit is not known: end it with «in {}», or what it is in",
-                    unit.name
-                ));
+                let name = unit.name;
+                return Err(format!("its unit is not known: end it with «in {name}», or what it is in"));
             }
             (Some(unit), _) => unit.factor,
             (None, None | Some(Kind::Ratio)) => 1.0,
@@ -189,13 +174,9 @@ impl Quantity {
         if (said - ours).abs() <= half * (1.0 + 1e-9) {
             return Ok(());
         }
+        let unit = unit.map_or_else(String::new, |unit| format!(" {}", unit.name));
         // One digit more, so that the difference shows.
-        Err(format!(
-            "that is {:.*}{}",
-            decimals + 1,
-            ours,
-            unit.map_or_else(String::new, |unit| format!(" {}", unit.name))
-        ))
+        Err(format!("that is {ours:.*}{unit}", decimals + 1))
     }
 }
 
