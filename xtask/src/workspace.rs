@@ -149,8 +149,8 @@ pub fn revision_text(revision: &Revision) -> String {
 #[derive(Debug, Default)]
 pub struct Tree {
     texts: BTreeMap<String, String>,
-    /// Path and bytes of those larger than [`LARGE`].
-    large: Vec<(String, u64)>,
+    /// Path and bytes of those larger than [`LARGE`], which are too large to be in git.
+    pub large: Vec<(String, u64)>,
     /// Of those that are no text: pictures, captures.
     binary: BTreeSet<String>,
 }
@@ -186,11 +186,6 @@ impl Tree {
         };
         let texts = paths.into_iter().filter_map(read).collect();
         Ok(Tree { texts, large, binary })
-    }
-
-    /// Files that are too large to be in git, with their bytes.
-    pub fn large(&self) -> &[(String, u64)] {
-        &self.large
     }
 
     pub fn get(&self, path: &str) -> Option<&str> {

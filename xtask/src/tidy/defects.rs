@@ -42,9 +42,8 @@ pub fn check(tree: &Tree) -> Vec<String> {
         .iter()
         .flat_map(|(letter, count)| (1..=*count).map(move |number| format!("{letter}{number}")))
         .collect();
-    for id in all.iter().filter(|id| !found.contains_key(id.as_str())) {
-        violations.push(format!("{NOTE}: {id} is missing"));
-    }
+    let missing = all.iter().filter(|id| !found.contains_key(id.as_str()));
+    violations.extend(missing.map(|id| format!("{NOTE}: {id} is missing")));
     for (id, row) in &found {
         let say = |text: String| format!("{NOTE}:{}: {id} {text}", row.line);
         if !all.iter().any(|known| known == id) {
@@ -76,21 +75,12 @@ pub fn not_yet(tree: &Tree) -> Vec<String> {
 
 /// Lines of tables that begin with a number such as S1.
 fn rows(text: &str) -> Vec<(&str, Row<'_>)> {
-    let mut rows = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        let Some(inside) = line.strip_prefix('|').and_then(|rest| rest.trim_end().strip_suffix('|')) else {
-            continue;
-        };
-        let mut cells = inside.split('|').map(str::trim);
-        let id = cells.next().unwrap_or_default();
-        let is_number = id.len() >= 2
-            && id.starts_with(|c: char| c.is_ascii_uppercase())
-            && id[1..].chars().all(|c| c.is_ascii_digit());
-        if is_number {
-            rows.push((id, Row { line: index + 1, cells: cells.collect() }));
-        }
-    }
-    rows
+    let row = |(line, number)| {
+        let mut cells = str::strip_prefix(line, '|')?.trim_end().strip_suffix('|')?.split('|').map(str::trim);
+        let id = cells.next().filter(|id| is_number(id))?;
+        Some((id, Row { line: number, cells: cells.collect() }))
+    };
+    text.lines().zip(1..).filter_map(row).collect()
 }
 
 /// What is wrong with the names of a cell that says what covers a defect.
@@ -137,8 +127,13 @@ fn unnamed(tree: &Tree, rows: &BTreeMap<&str, Row<'_>>) -> Vec<String> {
 /// The defect that a test is named after: S1 of `release_s1_…` and of `gpu_release_s1_…`.
 fn defect(test: &str) -> Option<String> {
     let id = test.strip_prefix("gpu_").unwrap_or(test).strip_prefix("release_")?.split('_').next()?;
-    let is_number = id.len() > 1 && id[1..].chars().all(|c| c.is_ascii_digit());
-    is_number.then(|| id.to_ascii_uppercase())
+    Some(id.to_ascii_uppercase()).filter(|id| is_number(id))
+}
+
+/// Whether a word is a letter and a number, such as S1.
+fn is_number(word: &str) -> bool {
+    let number = word.strip_prefix(|c: char| c.is_ascii_uppercase());
+    number.is_some_and(|number| !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()))
 }
 
 /// Functions with `#[test]` above them: name and line.

@@ -119,8 +119,10 @@ fn changes(root: &Path, commit: &str, sources: &[impl AsRef<OsStr>]) -> usize {
 
 /// What of a source file decides what is built of it: its words without comments and unit tests.
 fn built(path: &str, text: &str) -> String {
-    let is_code = [".rs", ".c", ".h", ".cu"].iter().any(|end| path.ends_with(end));
-    let left = if is_code { source::uncommented(source::without_tests(path, text)) } else { text.to_owned() };
+    let left = match source::is_code(path) {
+        true => source::uncommented(source::without_tests(path, text)),
+        false => text.to_owned(),
+    };
     left.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

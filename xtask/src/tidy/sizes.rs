@@ -35,23 +35,20 @@ const WIDE_ANYWAY: [(&str, &str, &str); 5] = [
 
 /// Files that git would carry for ever.
 pub fn large(tree: &Tree) -> Vec<String> {
-    let tell = |(path, bytes): &(String, u64)| {
-        format!("{path}: {bytes} bytes; git keeps no file above {LARGE}: take it out")
-    };
-    tree.large().iter().map(tell).collect()
+    let large = tree.large.iter();
+    large
+        .map(|(path, bytes)| format!("{path}: {bytes} bytes; git keeps no file above {LARGE}: take it out"))
+        .collect()
 }
 
 /// Comments of Rust, C and CUDA sources that are wider than code may be; not those behind code.
 fn wide_comments(tree: &Tree) -> impl Iterator<Item = String> {
-    let sources = tree.files().filter(|(path, text)| {
-        [".rs", ".h", ".c", ".cu"].iter().any(|end| path.ends_with(end)) && !is_generated(path, text)
-    });
+    let sources = tree.files().filter(|(path, text)| source::is_code(path) && !is_generated(path, text));
     sources.flat_map(|(path, text)| {
         let lines = source::comment_lines(text).into_iter();
-        let wide = lines.map(|(at, line)| (at, line.chars().count())).filter(|(_, width)| *width > COLUMNS);
-        wide.map(move |(at, width)| {
-            format!("{path}:{}: a comment of {width} columns, {COLUMNS} at most", at + 1)
-        })
+        let wide =
+            lines.map(|(at, line)| (at + 1, line.chars().count())).filter(|(_, width)| *width > COLUMNS);
+        wide.map(move |(at, width)| format!("{path}:{at}: a comment of {width} columns, {COLUMNS} at most"))
     })
 }
 
@@ -105,8 +102,7 @@ pub(super) fn items(code: &str) -> Vec<Item<'_>> {
     let mut items = Vec::new();
     for (first, line) in lines.iter().enumerate() {
         let indent = line.len() - line.trim_start().len();
-        let mut words =
-            line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+        let mut words = line.split(|c| !source::is_name(c)).filter(|word| !word.is_empty());
         let is_before =
             |word: &&str| ["pub", "crate", "super", "const", "async", "unsafe", "extern"].contains(word);
         let Some(kind @ ("fn" | "struct")) = words.find(|word| !is_before(word)) else { continue };
