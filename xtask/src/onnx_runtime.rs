@@ -43,13 +43,12 @@ impl<'a> Search<'a> {
     pub fn find(&self) -> Result<Found, String> {
         let variable = ONNX_RUNTIME.variable;
         let found = |library, by: &str| Found { library, by: by.to_owned() };
-        if let Some(option) = self.option {
-            let library = within(option).map(|library| found(library, "named by --onnxruntime"));
-            return library.ok_or_else(|| format!("--onnxruntime {}", option.display()));
-        }
-        if let Some(named) = &self.variable {
-            let library = within(named).map(|library| found(library, &format!("named by {variable}")));
-            return library.ok_or_else(|| format!("{variable}={}", named.display()));
+        let by_variable = self.variable.as_deref().map(|named| (variable, "=", named));
+        if let Some((by, sign, named)) =
+            self.option.map(|named| ("--onnxruntime", " ", named)).or(by_variable)
+        {
+            let library = within(named).map(|library| found(library, &format!("named by {by}")));
+            return library.ok_or_else(|| format!("{by}{sign}{}", named.display()));
         }
         if let Some(library) = within(&self.setup) {
             return Ok(found(library, "fetched by set-up"));

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, ensure};
 
+use crate::files;
 use crate::process::{Ended, run_logged, said};
 use crate::refused::refused;
 use crate::workspace::{root, target_dir};
@@ -148,13 +149,8 @@ impl Wheels {
         if !has_pip() {
             pip()?;
         }
-        say!(
-            "setup: fetching {}, {} MB, into {} ({})",
-            self.what,
-            self.megabytes,
-            folder.display(),
-            self.list.0
-        );
+        let (Wheels { what, megabytes, list: (list, _), .. }, into) = (self, folder.display());
+        say!("setup: fetching {what}, {megabytes} MB, into {into} ({list})");
         let since = Instant::now();
         self.fetch(&folder)?;
         say!("setup: fetched and unpacked in {} s", since.elapsed().as_secs());
@@ -197,21 +193,12 @@ impl Wheels {
         let _ = fs::remove_dir_all(folder);
         let log = target_dir().join(format!("xtask-test/{}-wheels.log", self.folder));
         let mut command = self.command(folder, &root().join(self.list.0));
-        match run_logged(&mut command, &log, LIMIT)? {
-            Ended::Well => {}
-            ended => {
-                let said = fs::read_to_string(&log).unwrap_or_default();
-                let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("ERROR")).collect();
-                bail!(
-                    "pip did not fetch {} (it {ended}): {} (whole log: {})",
-                    self.list.0,
-                    errors.join(" "),
-                    log.display()
-                );
-            }
-        }
-        let stamp = folder.join(STAMP);
-        fs::write(&stamp, self.list.1).with_context(|| format!("writing {}", stamp.display()))
+        let (ended, list, at) = (run_logged(&mut command, &log, LIMIT)?, self.list.0, log.display());
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("ERROR")).collect();
+        let why = errors.join(" ");
+        ensure!(ended == Ended::Well, "pip did not fetch {list} (it {ended}): {why} (whole log: {at})");
+        files::write(&folder.join(STAMP), self.list.1)
     }
 }
 

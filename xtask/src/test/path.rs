@@ -34,7 +34,7 @@ pub fn folder(target: &Path, needed: Purpose) -> Result<Option<PathBuf>> {
     ]) else {
         return Ok(None);
     };
-    let roots: Vec<&str> = ASKED_FOR.into_iter().chain(setup::wanted_names(needed)).collect();
+    let roots = [&ASKED_FOR[..], &setup::names(&setup::wanted(needed))].concat();
     let packages = with_dependencies(&installed(&listing), &roots);
     let owned = ask(&[&["-L"], &*packages.iter().map(String::as_str).collect::<Vec<_>>()].concat())?;
     // The folders themselves may be links: `/bin` is `/usr/bin`.
