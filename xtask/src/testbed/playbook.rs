@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::bed::Testbed;
@@ -61,10 +61,8 @@ fn command(inventory: &Inventory, playbook: &str, variables: &[String]) -> Comma
 /// Runs `playbook` with `variables`, `NAME=VALUE` or JSON object. Error: what failed on which host, and log.
 pub fn run(inventory: &Inventory, playbook: &str, variables: &[String], log: &Path) -> Result<()> {
     let ended = run_logged(&mut command(inventory, playbook, variables), log, LIMIT)?;
-    if ended == Ended::Well {
-        return Ok(());
-    }
-    bail!("{playbook}: {}", why(&ended.to_string(), log))
+    ensure!(ended == Ended::Well, "{playbook}: {}", why(&ended.to_string(), log));
+    Ok(())
 }
 
 /// Writes back what `tune.yml` found. The signal handler calls it too, so it must not use `run_logged`, which
