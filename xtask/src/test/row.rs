@@ -65,10 +65,8 @@ pub fn minutes(since: Instant) -> f64 {
 /// What is wrong with a suite apart from failed tests.
 pub fn complaint(log: &Log, outcome: &Outcome) -> Option<String> {
     if outcome.ignored > 0 {
-        return Some(format!(
-            "{} tests are marked #[ignore]; need! is the way to skip (INV-9)",
-            outcome.ignored
-        ));
+        let ignored = outcome.ignored;
+        return Some(format!("{ignored} tests are marked #[ignore]; need! is the way to skip (INV-9)"));
     }
     // A program that crashed, hung or did not compile has no result line for it.
     (log.ended != Some(Ended::Well) && outcome.failed == 0).then(|| log.ending())
