@@ -107,14 +107,11 @@ fn chosen<'a>(all: &'a [Program], options: &Options) -> Result<Vec<(&'a Program,
     let rows = || all.iter().flat_map(|program| program.rows.iter().map(move |row| (program, row)));
     for name in &options.only {
         if !rows().any(|(program, row)| [&program.name, &row.name].contains(&name)) {
-            // Names have commas.
-            let names: Vec<&str> = all.iter().map(|program| program.name.as_str()).collect();
             let both: Vec<&str> = rows().flat_map(|(program, row)| [&*program.name, &*row.name]).collect();
-            let nearest = nearest(name, &both);
-            let names = names.join("; ");
-            return Err(refused(format!(
-                "--only {name}: no such program or row{nearest}; programs are: {names}"
-            )));
+            let what = format!("--only {name}: no such program or row{}", nearest(name, &both));
+            // Names have commas.
+            let names = all.iter().map(|program| program.name.as_str()).collect::<Vec<_>>().join("; ");
+            return Err(refused(format!("{what}; programs are: {names}")));
         }
     }
     let is_asked = |(program, row): &(&Program, &Row)| {

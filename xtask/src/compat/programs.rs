@@ -145,15 +145,12 @@ impl Row {
     /// What was run, as a user would: the client's command, the one command, or that of the end that is no
     /// kernel. Empty if nothing is.
     pub fn ran(&self) -> String {
-        let (mut commands, Some(kernel)) = (self.commands(), self.kernel) else {
-            return self.ran_by(self.commands().pop());
+        let mut commands = self.commands();
+        let command = match self.kernel {
+            None => commands.pop(),
+            Some(kernel @ End::Server) => commands.last().map(|it| kernel::filled(it, End::Client, kernel)),
+            Some(kernel @ End::Client) => commands.first().map(|it| kernel::filled(it, End::Server, kernel)),
         };
-        let end = if kernel == End::Server { End::Client } else { End::Server };
-        let command = if end == End::Client { commands.pop() } else { commands.into_iter().next() };
-        self.ran_by(command.map(|command| kernel::filled(&command, end, kernel)))
-    }
-
-    fn ran_by(&self, command: Option<String>) -> String {
         let Some(command) = command else { return String::new() };
         let environment = self.env.iter().map(|(name, value)| format!("{name}={value}"));
         let launcher = ["softnic run".to_owned()].into_iter().chain(self.options());
@@ -185,11 +182,10 @@ pub fn list() -> Result<Vec<Program>> {
 /// Reads such a list. Error: a row has no command, or nothing that proves it.
 pub fn parse(text: &str) -> Result<Vec<Program>> {
     let List { program: programs } = toml::from_str(text).context("xtask/compat/programs.toml")?;
-    for (program, row) in
-        programs.iter().flat_map(|program| program.rows.iter().map(move |row| (program, row)))
-    {
-        let is_run = !row.commands().is_empty() && row.has_proof();
-        ensure!(is_run || row.not_run.is_some(), "{} {}: no command, or no proof", program.name, row.name);
+    for Program { name, rows, .. } in &programs {
+        let is_wrong = |row: &&Row| row.not_run.is_none() && (row.commands().is_empty() || !row.has_proof());
+        let wrong = rows.iter().find(is_wrong).map(|row| &row.name);
+        ensure!(wrong.is_none(), "{name} {}: no command, or no proof", wrong.map_or("", String::as_str));
     }
     Ok(programs)
 }
@@ -214,10 +210,8 @@ impl Program {
 
     /// What this machine lacks, in words.
     pub fn lacks(&self) -> Option<String> {
-        let wheels = self
-            .wheels()
-            .filter(|wheels| !wheels.are_there())
-            .map(|wheels| format!("the wheel of {}", wheels.what));
+        let wheels = self.wheels().filter(|wheels| !wheels.are_there());
+        let wheels = wheels.map(|wheels| format!("the wheel of {}", wheels.what));
         let packages = self.missing().into_iter().map(|name| format!("package {name}"));
         let all: Vec<String> = packages.chain(wheels).collect();
         (!all.is_empty()).then(|| format!("{} is missing", all.join(", ")))

@@ -1,5 +1,6 @@
 //! The rows' results: `xtask/compat/results.json`, and tables of `docs/reference/works-with.md` made from it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -131,16 +132,13 @@ impl Recorded {
 pub fn faults(tried: &[RowResult], recorded: &Recorded) -> Vec<String> {
     let mut faults = Vec::new();
     for row in tried {
-        let before = recorded
-            .rows
-            .iter()
-            .find(|before| before.is_of(row) && before.on == row.on)
-            .map(|before| before.verdict);
-        let is_missing = row.verdict == Verdict::NotRun && row.why.ends_with(" is missing");
-        if is_missing {
-            faults.push(format!("{}, {}: {}", row.program, row.row, row.result()));
-        } else if before.is_some_and(|before| row.verdict < before) {
-            faults.push(format!("{}, {}: {}; it was recorded better", row.program, row.row, row.result()));
+        let is_worse =
+            |before: &RowResult| before.is_of(row) && before.on == row.on && row.verdict < before.verdict;
+        let words = format!("{}, {}: {}", row.program, row.row, row.result());
+        if row.verdict == Verdict::NotRun && row.why.ends_with(" is missing") {
+            faults.push(words);
+        } else if recorded.rows.iter().any(is_worse) {
+            faults.push(format!("{words}; it was recorded better"));
         }
     }
     faults
@@ -155,19 +153,15 @@ pub fn table(tree: &Tree) -> Result<String> {
         let program = all.iter().find(|program| program.name == row.program)?;
         program.rows.iter().find(|it| it.name == row.row).map(Row::suite)
     };
-    let mut systems: Vec<&str> = recorded.rows.iter().map(|row| row.on.as_str()).collect();
-    systems.sort_unstable();
-    systems.dedup();
+    let systems: BTreeSet<&str> = recorded.rows.iter().map(|row| row.on.as_str()).collect();
     let mut parts = Vec::new();
     for system in systems {
         let rows: Vec<&RowResult> = recorded.rows.iter().filter(|row| row.on == system).collect();
         let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
         let [works, part, fails, not] =
             [Verdict::Works, Verdict::InPart, Verdict::Fails, Verdict::NotRun].map(count);
-        let mut runs: Vec<String> =
-            rows.iter().map(|row| format!("{} (revision {})", row.day, row.revision)).collect();
-        runs.sort_unstable();
-        runs.dedup();
+        let runs = rows.iter().map(|row| format!("{} (revision {})", row.day, row.revision));
+        let runs: Vec<String> = runs.collect::<BTreeSet<_>>().into_iter().collect();
         let title = "| program | version | run | result | suite |\n|---|---|---|---|---|";
         let line = |row: &&RowResult| {
             let ran = if row.ran.is_empty() { String::new() } else { format!(": `{}`", shown(&row.ran)) };
