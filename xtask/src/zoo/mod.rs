@@ -18,7 +18,7 @@ use crate::{carried, stop, workspace};
 
 mod fetch;
 
-use fetch::Client;
+use fetch::{Client, mendable};
 
 /// Where the manifests are, from the root.
 const MANIFESTS: &str = "modelzoo/models";
@@ -275,11 +275,6 @@ fn in_words(model: &Manifest, verified: &Verified) -> String {
         Err(error) => format!("MACs not counted ({error})"),
     };
     format!("{} parameters (published {}), {macs}", verified.parameters, model.counts.parameters)
-}
-
-/// Manifests and files are the user's to mend.
-fn mendable(error: impl std::fmt::Display) -> anyhow::Error {
-    refused(error.to_string())
 }
 
 #[cfg(test)]
