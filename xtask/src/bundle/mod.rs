@@ -113,11 +113,9 @@ fn clear(folder: &Path) -> Result<()> {
     if folder.join("Cargo.toml").exists() {
         return Err(refused(format!("{} is a source tree; give a folder of its own", folder.display())));
     }
-    if folder.exists() && !folder.is_dir() {
-        return Err(refused(format!(
-            "{} is a file; give a folder, new or of an earlier bundle",
-            folder.display()
-        )));
+    if folder.is_file() {
+        let at = folder.display();
+        return Err(refused(format!("{at} is a file; give a folder, new or of an earlier bundle")));
     }
     fs::create_dir_all(folder).map_err(not)?;
     // What lies in these folders is ours only where a bundle was.
