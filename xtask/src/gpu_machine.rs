@@ -13,7 +13,6 @@ use crate::refused::refused;
 use crate::workspace::{cargo, target_dir};
 use crate::{carried, wheels};
 
-/// The program that asks CUDA.
 const PROBE: &str = "gpu-probe";
 /// Building it, from nothing.
 const BUILD: Duration = Duration::from_secs(10 * 60);
@@ -55,7 +54,6 @@ impl GpuMachine {
         GpuMachine::read(&said)
     }
 
-    /// Of what gpu-probe says.
     pub fn read(said: &str) -> Result<GpuMachine> {
         serde_json::from_str(said).context("reading what gpu-probe says")
     }

@@ -13,7 +13,6 @@ use crate::wheels::ONNX_RUNTIME;
 /// Prints the folder of Python's package, or an empty line.
 const WHERE: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
 
-/// The library that a search found.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Found {
     pub library: PathBuf,

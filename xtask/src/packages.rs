@@ -2,7 +2,6 @@
 //!
 //! A new app is a line: `test` builds it and checks its symbols, `bundle` carries it, `gpu_*` run on a GPU.
 
-/// One package.
 #[derive(Debug)]
 pub struct Package {
     pub name: &'static str,

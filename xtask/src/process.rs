@@ -64,7 +64,6 @@ pub fn run_told(command: &mut Command, log: &Path, limit: Duration, what: &str) 
     }
 }
 
-/// The last line of a log.
 pub fn last_words(log: &Path) -> String {
     let said = fs::read_to_string(log).unwrap_or_default();
     said.lines().last().unwrap_or("it said nothing").to_owned()
@@ -213,7 +212,6 @@ pub const WAIT: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct JsonProgram {
     pub child: ChildGuard,
-    /// Its stderr.
     pub log: PathBuf,
     lines: Receiver<String>,
     /// Ends with this process, however that ends.

@@ -275,7 +275,6 @@ fn name(purpose: Purpose) -> String {
     purpose.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// The system under us.
 pub struct System {
     /// As it calls itself.
     pub name: String,

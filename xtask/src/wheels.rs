@@ -88,7 +88,6 @@ pub const COMPAT: [&Wheels; 2] = [&NIXL, &MOONCAKE];
 pub const ALL: [&Wheels; 2] = [&CUDA, &ONNX_RUNTIME];
 
 impl Wheels {
-    /// Where they are unpacked.
     pub fn folder(&self) -> PathBuf {
         target_dir().join(self.folder)
     }

@@ -46,7 +46,6 @@ pub struct Side {
 /// Where rows are run.
 #[derive(Debug)]
 pub struct Bench {
-    /// The launcher.
     softnic: PathBuf,
     /// Folder of logs and counters.
     pub logs: PathBuf,

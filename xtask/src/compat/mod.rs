@@ -58,7 +58,6 @@ pub struct Options {
     out: Option<PathBuf>,
 }
 
-/// Sets up, builds the NIC, and runs what was asked for.
 pub fn run(options: &Options) -> Result<()> {
     let all = programs::list()?;
     if let Some(file) = &options.import {

@@ -21,7 +21,6 @@ const PREPARING: Duration = Duration::from_secs(600);
 /// Longest that a program may take to say its version: Python loads PyTorch.
 const ASKING: Duration = Duration::from_secs(60);
 
-/// The file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
@@ -60,7 +59,6 @@ pub struct Row {
     pub tests: Option<String>,
     /// Options of `softnic run`.
     pub nic: Vec<String>,
-    /// Environment of every process.
     pub env: BTreeMap<String, String>,
     /// One process that runs alone.
     pub command: Option<String>,
@@ -73,13 +71,11 @@ pub struct Row {
     pub stop: bool,
     /// What the client, or the process alone, must say.
     pub says: Vec<String>,
-    /// What the server must say.
     pub server_says: Vec<String>,
     /// Text that no output of the run may hold.
     pub never: Vec<String>,
     /// What the program says when it loses a race against itself: such a run says nothing, and is made again.
     pub races: Vec<String>,
-    /// Tests that must pass.
     pub count: Option<Count>,
     /// The least that all NICs together must have received, or else sent, by their own counters.
     pub bytes: u64,
@@ -174,7 +170,6 @@ impl Row {
     }
 }
 
-/// All of them.
 pub fn list() -> Result<Vec<Program>> {
     parse(LIST)
 }
@@ -197,13 +192,11 @@ impl Program {
         all.join(self.name.replace([' ', ',', '\''], "-"))
     }
 
-    /// Its wheels.
     pub fn wheels(&self) -> Option<&'static wheels::Wheels> {
         let name = self.wheel.as_deref()?;
         wheels::COMPAT.iter().copied().find(|wheels| wheels.what == name)
     }
 
-    /// Packages that are not installed.
     pub fn missing(&self) -> Vec<&str> {
         self.packages.iter().map(String::as_str).filter(|name| setup::version(name).is_none()).collect()
     }

@@ -13,7 +13,6 @@ use crate::refused::refused;
 use crate::shell::quoted;
 use crate::workspace::Tree;
 
-/// The recorded results.
 pub const RESULTS: &str = "xtask/compat/results.json";
 
 /// What came of a row, the worst first.
@@ -26,14 +25,12 @@ pub enum Verdict {
     Works,
 }
 
-/// What came of one row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowResult {
     pub program: String,
     pub row: String,
     pub version: String,
-    /// What was run.
     pub ran: String,
     pub verdict: Verdict,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -47,7 +44,6 @@ pub struct RowResult {
     pub day: String,
 }
 
-/// All results that are recorded.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recorded {
@@ -64,7 +60,6 @@ impl RowResult {
         self.revision.split(',').next().unwrap_or_default()
     }
 
-    /// The verdict in words.
     pub fn result(&self) -> String {
         let words = match self.verdict {
             Verdict::Works => return "works".into(),

@@ -28,7 +28,6 @@ const AIM: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(120);
 /// Longest that the client may take for as many answers as [`ANSWERS`] says.
 const RUN: Duration = Duration::from_secs(600);
-/// Packages of the programs.
 const PACKAGES: [&str; 8] = ["-p", "softnic", "-p", "inference-server", "-p", "client", "-p", "profiler"];
 /// Counts of the client that have to be 0, in the table's order.
 const FAULTS: [&str; 4] = ["wrong", "lost", "late", "duplicate"];
@@ -82,7 +81,6 @@ fn answers(text: &str) -> Result<u64, String> {
     answers.ok_or_else(|| format!("{INPUTS} or more are needed, one to each of the {INPUTS} inputs"))
 }
 
-/// Sets up, builds, and runs.
 pub fn run(options: &Options) -> Result<()> {
     let out = options.out.clone().unwrap_or_else(|| workspace::results("demo"));
     let _locked = resume::lock(&out)?;
@@ -249,7 +247,6 @@ fn faults(run: &Value, served: &Value, answers: u64) -> Vec<String> {
     faults
 }
 
-/// Numbers and label.
 fn summary(run: &Value, engine: Engine, taken: Duration) -> Vec<String> {
     let number = |pointer: &str| run.pointer(pointer).and_then(Value::as_f64).unwrap_or(f64::NAN);
     let counts = FAULTS.map(|name| format!("{} {name}", run[name])).join(", ");

@@ -35,7 +35,6 @@ use target::{GLIBC, pkg_config};
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Packages whose programs are in the tarball.
 const PACKAGES: [&str; 5] = ["softnic", "generator", "echo", "inference-server", "client"];
-/// Folders of headers.
 const HEADERS: [&str; 2] = ["crates/rdma-shim/include", "crates/slots/include"];
 
 #[derive(Args)]
@@ -52,7 +51,6 @@ pub struct Options {
     no_install: bool,
 }
 
-/// Builds, checks, packs, and tries it.
 pub fn run(options: &Options) -> Result<()> {
     if let Some(root) = &options.try_in {
         if !root.exists() {
@@ -106,7 +104,6 @@ fn files() -> impl Iterator<Item = &'static str> {
     ours.flat_map(|package| package.programs).copied()
 }
 
-/// The programs alone.
 fn programs() -> impl Iterator<Item = &'static str> {
     files().filter(|name| *name != LIBRARY)
 }

@@ -84,7 +84,6 @@ impl Found {
     }
 }
 
-/// The list, ready to print.
 pub fn list(found: &Found) -> String {
     let mut text = String::from(
         "No card has seen this code. Checks of a card alone were run on the software NIC as they stand. Build the programs first:\n\

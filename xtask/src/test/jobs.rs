@@ -36,16 +36,12 @@ const DIST: &str = "dist";
 /// Packages whose suites wait for time-outs of protocols and for peers: they run beside the others.
 const WAIT: [&str; 3] = ["softnic", "echo", "generator"];
 
-/// How much is run.
 #[derive(Clone, Copy, Default)]
 pub struct Extent {
     /// Named suites alone, without the steps before them.
     pub named: bool,
-    /// The long matrices too.
     pub full: bool,
-    /// On a machine without rdma-core.
     pub bare: bool,
-    /// Nothing is installed.
     pub no_install: bool,
 }
 

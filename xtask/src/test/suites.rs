@@ -37,7 +37,6 @@ struct RunOptions {
     starts: Vec<String>,
 }
 
-/// By package.
 static WAYS: LazyLock<BTreeMap<String, RunOptions>> =
     LazyLock::new(|| toml::from_str(include_str!("../../suites.toml")).expect("tests read it"));
 
@@ -53,7 +52,6 @@ pub fn builds(package: &str) -> impl Iterator<Item = &str> {
 /// How the NIC carries messages from one queue to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessagePath {
-    /// Through shared memory.
     Shared,
     /// In packets over UDP, on the loopback interface.
     Wire,
@@ -84,7 +82,6 @@ pub struct Suite {
     pub left_out: Vec<&'static str>,
     /// Environment on top of ours.
     pub environment: Vec<(String, String)>,
-    /// The NIC under it, if it runs on one.
     pub nic: Option<UnderNic>,
 }
 

@@ -29,10 +29,8 @@ pub struct Testbed {
     dir: PathBuf,
 }
 
-/// One of its two nodes.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Host name.
     pub name: String,
     pub address: String,
     /// Network namespace, as `ip netns` knows it.
@@ -89,7 +87,6 @@ impl Testbed {
         format!("{} testbed {what}{dir}", workspace::us())
     }
 
-    /// How it is used.
     pub fn use_lines(&self) -> Vec<String> {
         let inventory = format!("-i inventories/netns.yml -e testbed_dir={}", self.dir.display());
         vec![

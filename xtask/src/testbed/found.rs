@@ -20,7 +20,6 @@ use crate::descendants::{is_alive, parent, processes};
 /// Longest that processes may take to end after each signal.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What is there.
 #[derive(Debug, Default)]
 pub struct Found {
     supervisors: Vec<u32>,
@@ -30,7 +29,6 @@ pub struct Found {
     folder: bool,
 }
 
-/// What is there of one node.
 #[derive(Debug, Default)]
 struct NodeState {
     namespace: bool,

@@ -134,7 +134,6 @@ pub fn of(inventory: &Inventory, folder: &Path) -> Result<[Host; 2]> {
 
 #[derive(Debug)]
 enum Fault {
-    /// What it lacks.
     Inventory(String),
     Line(serde_json::Error),
 }

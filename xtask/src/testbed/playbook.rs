@@ -17,7 +17,6 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// Longest that `restore.yml` may take, which installs nothing.
 const RESTORE_LIMIT: Duration = Duration::from_secs(120);
 
-/// Which hosts.
 #[derive(Clone, Debug)]
 pub struct Inventory {
     pub file: PathBuf,
@@ -37,7 +36,6 @@ impl Inventory {
         }
     }
 
-    /// The hosts of a file.
     pub fn of_file(file: &Path) -> Result<Inventory> {
         let file = std::path::absolute(file).with_context(|| format!("--where {}", file.display()))?;
         Ok(Inventory { file, variables: Vec::new(), home: None })

@@ -20,7 +20,6 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// What covers the defect.
     fn cover(&self) -> &str {
         self.cells.last().copied().unwrap_or_default()
     }

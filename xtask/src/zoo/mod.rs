@@ -67,7 +67,6 @@ pub fn folder() -> PathBuf {
     carried::folder().map_or_else(|| workspace::target_dir().join("zoo"), |bundle| bundle.join("zoo"))
 }
 
-/// Folder of the manifests.
 pub fn manifests() -> PathBuf {
     workspace::root().join(MANIFESTS)
 }
@@ -88,7 +87,6 @@ impl ModelSelection {
     }
 }
 
-/// Does what was asked.
 pub fn run(options: &Options) -> Result<()> {
     match &options.action {
         Action::List(which) => {

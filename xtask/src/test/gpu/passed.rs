@@ -36,7 +36,6 @@ pub struct Mark {
     gpu: String,
 }
 
-/// Reads the programs.
 pub fn mark(programs: &[&TestProgram], on_nic: bool, gpu: &str) -> Result<Mark> {
     let folder = workspace::programs();
     let nic = ["softnic", LIBRARY].map(|name| folder.join(name));

@@ -13,7 +13,6 @@ const LEVELS: [&[char]; 4] = [&['<'], &['+', '-'], &['*', '/'], &['^']];
 const DURATIONS: [(&str, &str); 4] =
     [("from_nanos", "ns"), ("from_micros", "us"), ("from_millis", "ms"), ("from_secs", "s")];
 
-/// Works a formula out.
 pub fn evaluate(text: &str, look_up: &LookUp<'_>) -> Result<Quantity, String> {
     let mut parser = Parser { rest: text.trim(), look_up };
     let quantity = parser.operation(0)?;
@@ -23,7 +22,6 @@ pub fn evaluate(text: &str, look_up: &LookUp<'_>) -> Result<Quantity, String> {
     }
 }
 
-/// The names in a formula.
 pub fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c| !is_name(c)).filter(|word| word.starts_with(|c: char| is_name(c) && !c.is_numeric()))
 }

@@ -14,7 +14,6 @@ const DEFINING: [&str; 4] = ["const", "constexpr", "static", "enum"];
 /// Which of the numbers at a path counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberChoice {
-    /// The only one.
     One,
     Least,
     Most,
