@@ -7,7 +7,7 @@ use super::quantity::{Kind, Unit};
 #[derive(Debug, Default)]
 pub struct Page<'a> {
     pub figures: Vec<Figure<'a>>,
-    /// Names with their sources, as the page's comment `<!-- numbers` has them: line, name, source.
+    /// Line, name and source of each `NAME = SOURCE` in the page's comment `<!-- numbers`.
     pub names: Vec<(usize, &'a str, &'a str)>,
     /// Comments with a source behind nothing: line and text.
     pub strays: Vec<(usize, &'a str)>,
@@ -45,17 +45,19 @@ const NAMES: &str = "<!-- numbers";
 impl Page<'_> {
     pub fn read(text: &str) -> Page<'_> {
         let mut page = Page::default();
-        let (mut fenced, mut made, mut at) = (false, false, 0);
+        let (mut fenced, mut made, mut names, mut at) = (false, false, false, 0);
         // Where the paragraph of prose begins that is read.
         let mut begins = None;
-        while at < text.len() {
-            let line = text[at..].split_inclusive('\n').next().unwrap_or_default();
+        for (number, line) in (1..).zip(text.split_inclusive('\n')) {
             let trimmed = line.trim();
-            let is_fence = trimmed.starts_with("```");
-            let names = trimmed == NAMES && !fenced;
+            let pair = trimmed.split_once('=').filter(|_| names);
+            page.names.extend(pair.map(|(name, source)| (number, name.trim(), source.trim())));
+            let is_fence = trimmed.starts_with("```") && !names;
+            names |= trimmed == NAMES && !fenced;
             made = (made || trimmed.starts_with("<!-- table:")) && trimmed != "<!-- end of table -->";
             let is_prose = !(fenced || is_fence || made || names || trimmed.is_empty());
             fenced ^= is_fence;
+            names &= !line.contains(CLOSE);
             match begins {
                 None if is_prose => begins = Some(at),
                 Some(first) if !is_prose => {
@@ -65,11 +67,6 @@ impl Page<'_> {
                 _ => {}
             }
             at += line.len();
-            if names {
-                let end = text[at..].find(CLOSE).map_or(text.len(), |end| at + end + CLOSE.len());
-                page.define(line_of(text, at), &text[at..end]);
-                at = end;
-            }
         }
         if let Some(first) = begins {
             page.paragraph(text, first, text.len());
@@ -88,13 +85,6 @@ impl<'a> Page<'a> {
         let of_figures = self.figures.iter().filter_map(|figure| figure.source);
         let mut all = of_figures.chain(self.names.iter().map(|(_, _, source)| *source));
         all.any(|source| !source.contains('#') && formula::words(source).any(|word| word == name))
-    }
-
-    /// `NAME = SOURCE` on each line of a comment.
-    fn define(&mut self, first: usize, comment: &'a str) {
-        let lines = (first..).zip(comment.lines());
-        let pairs = lines.filter_map(|(line, text)| Some((line, text.split_once('=')?)));
-        self.names.extend(pairs.map(|(line, (name, source))| (line, name.trim(), source.trim())));
     }
 
     /// Figures of prose from `first` to `end`, code spans and targets of links left out.
