@@ -104,8 +104,9 @@ fn record(tried: Vec<RowResult>, all: &[Program]) -> Result<()> {
 /// Rows that were asked for, with their programs. Error: a name is unknown.
 fn chosen<'a>(all: &'a [Program], options: &Options) -> Result<Vec<(&'a Program, &'a Row)>> {
     let rows = || all.iter().flat_map(|program| program.rows.iter().map(move |row| (program, row)));
+    let is = |(program, row): (&Program, &Row), name: &String| [&program.name, &row.name].contains(&name);
     for name in &options.only {
-        if !rows().any(|(program, row)| [&program.name, &row.name].contains(&name)) {
+        if !rows().any(|one| is(one, name)) {
             let both: Vec<&str> = rows().flat_map(|(program, row)| [&*program.name, &*row.name]).collect();
             let what = format!("--only {name}: no such program or row{}", nearest(name, &both));
             // Names have commas.
@@ -113,9 +114,8 @@ fn chosen<'a>(all: &'a [Program], options: &Options) -> Result<Vec<(&'a Program,
             return Err(refused(format!("{what}; programs are: {names}")));
         }
     }
-    let is_asked = |(program, row): &(&Program, &Row)| {
-        options.only.is_empty() || options.only.iter().any(|name| [&program.name, &row.name].contains(&name))
-    };
+    let is_asked =
+        |one: &(&Program, &Row)| options.only.is_empty() || options.only.iter().any(|name| is(*one, name));
     // A guest takes minutes: without --kernel such rows are no part of a run.
     let is_here = |(_, row): &(&Program, &Row)| {
         row.kernel.is_some() == options.kernel && (!options.gpu || row.gpus > 0)

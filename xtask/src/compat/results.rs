@@ -101,18 +101,16 @@ impl Recorded {
     /// New rows replace old ones, in the order of the list; rows that left the list are gone. What was not
     /// run here replaces nothing that was run elsewhere.
     pub fn with(self, tried: Vec<RowResult>, all: &[Program]) -> Recorded {
-        let replaces = |new: &RowResult, old: &RowResult| {
-            let is_run_elsewhere = new.verdict == Verdict::NotRun && old.verdict != Verdict::NotRun;
-            new.is_of(old) && (new.ran != old.ran || !is_run_elsewhere)
-        };
-        let is_new = |old: &RowResult| tried.iter().any(|new| replaces(new, old));
-        let kept: Vec<RowResult> = self.rows.into_iter().filter(|old| !is_new(old)).collect();
-        let added = tried.iter().filter(|new| !kept.iter().any(|old| old.is_of(new))).cloned();
-        let both: Vec<RowResult> = kept.iter().cloned().chain(added).collect();
         let names =
             all.iter().flat_map(|program| program.rows.iter().map(move |row| (&program.name, &row.name)));
-        let rows = names.filter_map(|(program, row)| {
-            both.iter().find(|it| (&it.program, &it.row) == (program, row)).cloned()
+        let rows = names.filter_map(|name| {
+            let of = |rows: &[RowResult]| rows.iter().find(|it| (&it.program, &it.row) == name).cloned();
+            let (new, old) = (of(&tried), of(&self.rows));
+            let is_run_elsewhere = |old: &RowResult| {
+                let not_run = new.as_ref().filter(|new| new.verdict == Verdict::NotRun);
+                old.verdict != Verdict::NotRun && not_run.is_some_and(|new| new.ran == old.ran)
+            };
+            old.clone().filter(is_run_elsewhere).or(new.clone()).or(old)
         });
         Recorded { rows: rows.collect() }
     }
