@@ -55,9 +55,13 @@ pub fn watch() -> Result<()> {
 
 /// Whether `proc_pid_status(5)` says that a signal is ignored.
 fn ignores(status: &str, signal: i32) -> bool {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+    mask(status, "SigIgn:") >> (signal - 1) & 1 == 1
+}
+
+/// A mask of `proc_pid_status(5)`; 0 if the status has none.
+pub fn mask(status: &str, name: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix(name));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default()
 }
 
 /// A package manager is at work while it lives, and nothing else that this command started is.

@@ -202,8 +202,7 @@ pub fn allowed() -> Result<()> {
 
 /// The first missing capability, by `CapEff` of `proc_pid_status(5)`; numbers as in `linux/capability.h`.
 fn missing_right(status: &str) -> Option<&'static str> {
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    let effective = stop::mask(status, "CapEff:");
     let rights = [("CAP_SYS_ADMIN", 21), ("CAP_NET_ADMIN", 12)];
     rights.into_iter().find(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| name)
 }
