@@ -168,24 +168,21 @@ impl Tree {
                 // A source archive has no repository.
                 Err(_) => walk(root)?,
             };
-        let (mut large, mut binary) = (Vec::new(), BTreeSet::new());
-        let read = |path: String| {
-            let about = std::fs::metadata(root.join(&path)).ok()?;
-            if about.len() > LARGE {
-                large.push((path, about.len()));
-                return None;
-            }
+        let mut tree = Tree::default();
+        for path in paths {
+            let at = root.join(&path);
             // A listed file that is gone was deleted and not committed yet; one that is no UTF-8 is no text.
-            match String::from_utf8(std::fs::read(root.join(&path)).ok()?) {
-                Ok(text) => Some((path, text)),
-                Err(_) => {
-                    binary.insert(path);
-                    None
-                }
+            match std::fs::metadata(&at).map(|about| about.len()) {
+                Ok(bytes) if bytes > LARGE => tree.large.push((path, bytes)),
+                Ok(_) => match std::fs::read(&at).map(String::from_utf8) {
+                    Ok(Ok(text)) => _ = tree.texts.insert(path, text),
+                    Ok(Err(_)) => _ = tree.binary.insert(path),
+                    Err(_) => {}
+                },
+                Err(_) => {}
             }
-        };
-        let texts = paths.into_iter().filter_map(read).collect();
-        Ok(Tree { texts, large, binary })
+        }
+        Ok(tree)
     }
 
     pub fn get(&self, path: &str) -> Option<&str> {
