@@ -45,10 +45,12 @@ pub fn large(tree: &Tree) -> Vec<String> {
 fn wide_comments(tree: &Tree) -> impl Iterator<Item = String> {
     let sources = tree.files().filter(|(path, text)| source::is_code(path) && !is_generated(path, text));
     sources.flat_map(|(path, text)| {
-        let lines = source::comment_lines(text).into_iter();
+        let left = source::uncommented(text);
+        let lines = text.lines().zip(left.lines()).zip(1..).filter(|((_, left), _)| left.trim().is_empty());
         let wide =
-            lines.map(|(at, line)| (at + 1, line.chars().count())).filter(|(_, width)| *width > COLUMNS);
-        wide.map(move |(at, width)| format!("{path}:{at}: a comment of {width} columns, {COLUMNS} at most"))
+            lines.map(|((line, _), at)| (line.chars().count(), at)).filter(|(width, _)| *width > COLUMNS);
+        let tell = |(width, at)| format!("{path}:{at}: a comment of {width} columns, {COLUMNS} at most");
+        wide.map(tell).collect::<Vec<_>>()
     })
 }
 

@@ -16,14 +16,6 @@ pub fn uncommented(text: &str) -> String {
     blank(text, is_comment)
 }
 
-/// The lines that have a comment and nothing else, from zero.
-pub fn comment_lines(text: &str) -> Vec<(usize, &str)> {
-    let left = uncommented(text);
-    let lines = text.lines().zip(left.lines()).enumerate();
-    let alone = lines.filter(|(_, (line, left))| left.trim().is_empty() && !line.trim().is_empty());
-    alone.map(|(at, (line, _))| (at, line)).collect()
-}
-
 fn is_comment(kind: &TokenKind) -> bool {
     matches!(kind, TokenKind::LineComment { .. } | TokenKind::BlockComment { .. })
 }
