@@ -41,18 +41,18 @@ impl<'a> Search<'a> {
     /// search, as in our programs.
     pub fn find(&self) -> Result<Found, String> {
         let variable = ONNX_RUNTIME.variable;
-        let found = |library, by: &str| Found { library, by: by.to_owned() };
         let by_variable = self.variable.as_deref().map(|named| (variable, "=", named));
         if let Some((by, sign, named)) =
             self.option.map(|named| ("--onnxruntime", " ", named)).or(by_variable)
         {
-            let library = within(named).map(|library| found(library, &format!("named by {by}")));
+            let library = within(named).map(|library| Found { library, by: format!("named by {by}") });
             return library.ok_or_else(|| format!("{by}{sign}{}", named.display()));
         }
         if let Some(library) = within(&self.setup) {
-            return Ok(found(library, "fetched by set-up"));
+            return Ok(Found { library, by: "fetched by set-up".into() });
         }
-        let library = self.of_python().map(|library| found(library, "of Python's package onnxruntime"));
+        let by = "of Python's package onnxruntime".into();
+        let library = self.of_python().map(|library| Found { library, by });
         library.map_err(|why| format!("{why}, {} has none, {variable} is not set", self.setup.display()))
     }
 
@@ -68,19 +68,18 @@ impl<'a> Search<'a> {
 
     /// What `doctor` prints.
     pub fn state(&self) -> String {
-        let found = match self.find() {
-            Ok(found) => found,
-            Err(looked) => {
-                let means = match carried::folder() {
-                    Some(_) => "fetch the tested version",
-                    None => "figures 1 and 2, `bench-models` and `demo` fetch it, or you",
-                };
-                return format!("not found: {looked}; {means} by: {}", ONNX_RUNTIME.by_hand());
-            }
+        let means = match carried::folder() {
+            Some(_) => "fetch the tested version",
+            None => "figures 1 and 2, `bench-models` and `demo` fetch it, or you",
         };
-        let name = found.library.file_name().unwrap_or_default().to_string_lossy();
-        let version = name.split_once(".so.").map_or("of unknown version", |(_, version)| version);
-        format!("{version}, {}: {}", found.by, found.library.display())
+        match self.find() {
+            Err(looked) => format!("not found: {looked}; {means} by: {}", ONNX_RUNTIME.by_hand()),
+            Ok(Found { library, by }) => {
+                let name = library.file_name().unwrap_or_default().to_string_lossy();
+                let version = name.split_once(".so.").map_or("of unknown version", |(_, version)| version);
+                format!("{version}, {by}: {}", library.display())
+            }
+        }
     }
 }
 

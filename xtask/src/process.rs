@@ -110,6 +110,13 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
     }
 }
 
+/// A program, the first of these words, with the others as its arguments.
+pub fn command(words: &[String]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
 /// The first words of a command line, for errors.
 fn line(command: &Command) -> String {
     let words = [command.get_program()].into_iter().chain(command.get_args());

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::carried;
 use crate::onnx_runtime::Search;
-use crate::process::{done, said};
+use crate::process::{command, done, said};
 use crate::refused::refused;
 use crate::stop;
 use crate::wheels::{self, Wheels};
@@ -127,9 +127,10 @@ fn without_ssh_server(install: impl FnOnce() -> Result<()>) -> Result<()> {
     let is_systemd = Path::new("/run/systemd/system").exists();
     let Some(root) = as_root().filter(|_| is_systemd) else { return install() };
     let systemctl = |what: &str| {
-        let command = format!("systemctl {what} ssh.service ssh.socket");
-        say!("setup: {}", [&root[..], std::slice::from_ref(&command)].concat().join(" "));
-        said(&mut rooted(&root, &command.split(' ').collect::<Vec<_>>())).map(drop)
+        let words =
+            [&root[..], &["systemctl", what, "ssh.service", "ssh.socket"].map(str::to_owned)].concat();
+        say!("setup: {}", words.join(" "));
+        said(&mut command(&words)).map(drop)
     };
     systemctl("mask")?;
     let installed = install();
@@ -188,18 +189,10 @@ pub fn install(packages: &[&str], no_install: bool) -> Result<()> {
 }
 
 fn apt(root: &[String], arguments: &[&str]) -> Result<()> {
-    let mut command = rooted(root, &[&["apt-get"], arguments].concat());
+    let mut apt = command(&[root, &["apt-get".to_owned()]].concat());
     let _at_packages = stop::at_packages();
     // What apt says on the way is of interest only when it fails.
-    said(command.env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
-}
-
-/// A command behind the words that give it root's rights.
-fn rooted(root: &[String], words: &[&str]) -> Command {
-    let mut words = root.iter().map(String::as_str).chain(words.iter().copied());
-    let mut command = Command::new(words.next().unwrap_or_default());
-    command.args(words);
-    command
+    said(apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
 }
 
 /// What goes before a command that needs root: nothing, `sudo -n`, or `None` when there is no right.

@@ -22,7 +22,7 @@ use super::suites::{self, Suite, UnderNic};
 use super::{bare, symbols};
 use crate::carried::TestProgram;
 use crate::packages;
-use crate::process::{Ended, run_timed};
+use crate::process::{Ended, command, run_timed};
 use crate::setup::Purpose;
 use crate::wheels;
 use crate::workspace::{Metadata, root, target_dir};
@@ -426,12 +426,6 @@ fn warnings(log: &str) -> String {
         is_within
     });
     lines.map(|line| format!("{line}\n")).collect()
-}
-
-fn command(words: &[String]) -> Command {
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]);
-    command
 }
 
 /// Where logs, and configurations and counters of NICs, lie.

@@ -102,9 +102,8 @@ pub fn run(options: &Options) -> Result<()> {
 /// A header, and a row for each model.
 fn list(which: &ModelSelection) -> Result<Vec<String>> {
     let store = which.store();
-    let head = ["model", "parameters", "MACs, 10^6", "input, B", "output, B"];
-    let [model, parameters, macs, input, output] = head;
-    let head = format!("{model:22} {parameters:>11} {macs:>10} {input:>9} {output:>9}  seeded; trained");
+    let head =
+        "model                   parameters MACs, 10^6  input, B output, B  seeded; trained".to_owned();
     let row = |model: Manifest| {
         let outputs: u64 = model.output.iter().map(|output| output.bytes).sum();
         let seeded = state(store.check(&model.seeded_file(), model.seeded.sha256), "not built");
