@@ -32,8 +32,8 @@ pub struct Unit {
     pub needs_source: bool,
 }
 
-/// Units by what they are of, each with one of it in the unit of its kind. `false`: sizes of formats, which the
-/// code's layouts and their golden bytes hold already, need no source.
+/// Units by what they are of, each with one of it in the unit of its kind. `false`: sizes of formats, which
+/// the code's layouts and their golden bytes hold already, need no source.
 const UNITS: [(Kind, bool, &str); 11] = [
     (
         Kind::Time,
