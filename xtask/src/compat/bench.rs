@@ -44,10 +44,8 @@ pub struct Side {
 }
 
 /// Where rows are run.
-#[derive(Debug)]
 pub struct Bench {
     softnic: PathBuf,
-    /// Folder of logs and counters.
     pub logs: PathBuf,
     /// Booted for the first row that needs it; or why it cannot be.
     guest: OnceCell<Result<Guest, String>>,

@@ -28,6 +28,11 @@ const LIFE_S: u32 = 3600;
 const HOLD: &str = "PATH=$PATH:/usr/sbin:/sbin; set -e; ip link set lo up; ip tuntap add dev tap0 mode tap; \
     ip addr add HOST/24 dev tap0; ip link set tap0 up; echo '{\"kind\":\"ready\"}'; exec cat";
 
+/// The machine. Without `romfile` it tries to boot from the network first.
+const QEMU: &str = "qemu-system-x86_64 -accel tcg,thread=multi -cpu max -m 512 -smp 2 -nodefaults -nographic \
+    -no-reboot -monitor none -netdev tap,id=net,ifname=tap0,script=no,downscript=no,vnet_hdr=off \
+    -device virtio-net-pci,netdev=net,romfile=,csum=off,gso=off -device virtio-rng-pci";
+
 /// Which end of a row the kernel is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -48,8 +53,6 @@ pub fn filled(command: &str, end: End, kernel: End) -> String {
     command.replace("{device}", device).replace("{gid}", gid).replace("{server}", server)
 }
 
-/// The guest, and the namespace around it.
-#[derive(Debug)]
 pub struct Guest {
     /// Ends before the namespace.
     qemu: ChildGuard,
@@ -59,7 +62,6 @@ pub struct Guest {
 }
 
 /// A command that runs in the guest.
-#[derive(Debug)]
 pub struct Job<'a> {
     guest: &'a Guest,
     number: u32,
@@ -79,16 +81,9 @@ impl Guest {
         let console = logs.join("console.log");
         let mut qemu = inside(&namespace, "timeout");
         qemu.args(["--kill-after=1", &LIFE_S.to_string(), "setpriv", "--pdeathsig", "KILL"]);
-        qemu.arg("qemu-system-x86_64");
-        qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-m", "512", "-smp", "2"]);
-        qemu.args(["-nodefaults", "-nographic", "-no-reboot", "-monitor", "none"]);
-        qemu.arg("-serial").arg(format!("file:{}", console.display()));
+        qemu.args(QEMU.split(' ')).arg("-serial").arg(format!("file:{}", console.display()));
         qemu.arg("-kernel").arg(folder.join("vmlinuz")).arg("-initrd").arg(folder.join("initrd.gz"));
         qemu.args(["-append", "console=ttyS0 quiet panic=-1 net.ifnames=0"]);
-        qemu.args(["-netdev", "tap,id=net,ifname=tap0,script=no,downscript=no,vnet_hdr=off"]);
-        // Without `romfile` it tries to boot from the network first.
-        qemu.args(["-device", "virtio-net-pci,netdev=net,romfile=,csum=off,gso=off"]);
-        qemu.args(["-device", "virtio-rng-pci"]);
         let shared = format!("local,path={},mount_tag=host,security_model=none", share.display());
         qemu.args(["-virtfs", &shared]);
         say!("compat: booting a guest with Debian's kernel under QEMU, without KVM");

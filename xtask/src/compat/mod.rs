@@ -184,19 +184,16 @@ fn tried(bench: &Bench, chosen: &[(&Program, &Row)], gpus: Option<&[Gpu]>) -> Ve
     let on = format!("{}, rdma-core {}{}", System::read().name, version("libibverbs1"), in_words(gpus));
     let revision = workspace::in_words(&workspace::revision());
     let day = said(Command::new("date").args(["-u", "+%F"])).unwrap_or_default().trim().to_owned();
-    let mut prepared: Option<(&str, Result<(), String>)> = None;
+    let mut prepared: BTreeMap<&str, Result<(), String>> = BTreeMap::new();
     let mut all = Vec::new();
     for (program, row) in chosen {
         let outcome = if let Some(why) = not_run(program, row, gpus.map(<[Gpu]>::len)) {
             Outcome::of(Verdict::NotRun, why)
         } else {
-            if prepared.as_ref().is_none_or(|(name, _)| *name != program.name) {
-                let result = program.prepare().map_err(|error| format!("{error:#}"));
-                prepared = Some((&program.name, result));
-            }
-            match &prepared {
-                Some((_, Err(why))) => Outcome::of(Verdict::Fails, why),
-                _ => bench.run(program, row),
+            let prepare = || program.prepare().map_err(|error| format!("{error:#}"));
+            match prepared.entry(&program.name).or_insert_with(prepare) {
+                Err(why) => Outcome::of(Verdict::Fails, why.as_str()),
+                Ok(()) => bench.run(program, row),
             }
         };
         let tried = RowResult {

@@ -132,7 +132,6 @@ impl Row {
         }
     }
 
-    /// The options of `softnic run`.
     pub fn options(&self) -> Vec<String> {
         let wire = if self.kernel.is_some() { kernel::on_the_wire() } else { Vec::new() };
         wire.into_iter().chain(self.nic.iter().cloned()).collect()
@@ -164,7 +163,6 @@ impl Row {
         }
     }
 
-    /// Whether something shows that it worked.
     pub fn has_proof(&self) -> bool {
         !self.says.is_empty() || self.count.is_some() || self.bytes > 0 || self.messages > 0
     }
@@ -201,7 +199,6 @@ impl Program {
         self.packages.iter().map(String::as_str).filter(|name| setup::version(name).is_none()).collect()
     }
 
-    /// What this machine lacks, in words.
     pub fn lacks(&self) -> Option<String> {
         let wheels = self.wheels().filter(|wheels| !wheels.are_there());
         let wheels = wheels.map(|wheels| format!("the wheel of {}", wheels.what));

@@ -55,7 +55,6 @@ impl RowResult {
         (&self.program, &self.row) == (&other.program, &other.row)
     }
 
-    /// The commit of its revision.
     pub fn commit(&self) -> &str {
         self.revision.split(',').next().unwrap_or_default()
     }
