@@ -180,15 +180,12 @@ fn fill(folder: &Path, built: &Path, version: &str) -> Result<()> {
 
 /// The headers, and where pkg-config finds them.
 fn headers(folder: &Path, version: &str) -> Result<()> {
-    let (include, pkg_config_at) = (folder.join("include"), folder.join("lib/pkgconfig"));
-    fs::create_dir_all(&include)?;
-    fs::create_dir_all(&pkg_config_at)?;
     for from in HEADERS.map(|headers| root().join(headers)) {
         for name in workspace::names_in(&from) {
-            fs::copy(from.join(&name), include.join(&name))?;
+            files::copy(&from.join(&name), &folder.join("include").join(&name))?;
         }
     }
-    Ok(fs::write(pkg_config_at.join("doorbell.pc"), pkg_config(version))?)
+    files::write(&folder.join("lib/pkgconfig/doorbell.pc"), &pkg_config(version))
 }
 
 /// The crate whose attribute runs a Rust test on the NIC, with manifests that need no workspace.
@@ -200,8 +197,7 @@ fn rust_tests(folder: &Path) -> Result<()> {
     {
         let [from, to] =
             [root().join("crates"), folder.to_owned()].map(|at| at.join("softnic-test").join(place));
-        fs::create_dir_all(to.join("src"))?;
-        fs::copy(from.join("src/lib.rs"), to.join("src/lib.rs"))?;
+        files::copy(&from.join("src/lib.rs"), &to.join("src/lib.rs"))?;
         let (version, rust) = (env!("CARGO_PKG_VERSION"), env!("CARGO_PKG_RUST_VERSION"));
         let package = format!(
             "[package]\nname = \"{name}\"\nversion = \"{version}\"\nedition = \"2024\"\nrust-version = \"{rust}\"\n\
