@@ -84,13 +84,9 @@ impl GpuMachine {
     /// Says of a result which GPU and which versions it stands on.
     pub fn name_in(&self, provenance: &mut Provenance) {
         provenance.gpu_device = self.gpu().unwrap_or_default();
-        for (name, version) in [
-            ("nvidia-driver", &self.driver),
-            ("cuda", &self.cuda),
-            ("nvrtc", &self.nvrtc),
-            ("nvjitlink", &self.nvjitlink),
-        ] {
-            provenance.versions.extend(version.iter().map(|version| (name.to_owned(), version.clone())));
+        let versions = [&self.driver, &self.cuda, &self.nvrtc, &self.nvjitlink];
+        for (name, version) in ["nvidia-driver", "cuda", "nvrtc", "nvjitlink"].iter().zip(versions) {
+            provenance.versions.extend(version.iter().map(|version| ((*name).to_owned(), version.clone())));
         }
     }
 }

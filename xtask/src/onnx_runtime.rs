@@ -31,7 +31,6 @@ pub struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// On this machine.
     pub fn here(option: Option<&'a Path>) -> Search<'a> {
         let (variable, setup) = (ONNX_RUNTIME.own(), ONNX_RUNTIME.fetched());
         Search { option, variable, setup, python: Path::new("python3") }

@@ -253,13 +253,13 @@ impl JsonProgram {
         let until = Instant::now() + limit;
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(line) => match serde_json::from_str::<Value>(line.trim()) {
-                    Ok(object) if kinds.iter().any(|kind| object["kind"] == *kind) => {
+                Ok(line) => {
+                    // Another kind, or something for people, is passed over.
+                    let object = serde_json::from_str(line.trim()).unwrap_or(Value::Null);
+                    if kinds.iter().any(|kind| object["kind"] == *kind) {
                         return Ok(Some(object));
                     }
-                    // Another kind, or something for people.
-                    _ => {}
-                },
+                }
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => {
                     let ended = self.child.wait(WAIT)?;

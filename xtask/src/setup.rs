@@ -49,7 +49,6 @@ pub enum Purpose {
 }
 
 /// One package, its first purpose, and why it is needed.
-#[derive(Debug)]
 pub struct Package {
     name: &'static str,
     purpose: Purpose,
@@ -235,7 +234,6 @@ pub fn missing(purpose: Purpose, system: &System) -> Vec<Package> {
     wanted(purpose).into_iter().filter(is_missing).collect()
 }
 
-/// The packages that `purpose` needs.
 pub fn wanted(purpose: Purpose) -> Vec<Package> {
     list().filter(|package| package.purpose <= purpose).collect()
 }
@@ -276,7 +274,6 @@ pub struct System {
 }
 
 impl System {
-    /// Asks `/etc/os-release` and looks for dpkg.
     pub fn read() -> System {
         let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
         System { name: pretty_name(&release), has_packages: quiet("dpkg-query", &["--version"]) }

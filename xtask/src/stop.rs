@@ -66,7 +66,6 @@ pub fn mask(status: &str, name: &str) -> u64 {
 
 /// A package manager is at work while it lives, and nothing else that this command started is.
 #[must_use]
-#[derive(Debug)]
 pub struct AtPackages(());
 
 /// Called before one is started; never returns once a signal came.

@@ -22,7 +22,6 @@ const STAMP: &str = "wheels.txt";
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// Wheels that are fetched together.
-#[derive(Debug)]
 pub struct Wheels {
     /// What `doctor` and set-up call them.
     pub what: &'static str,

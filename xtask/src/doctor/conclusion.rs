@@ -51,7 +51,6 @@ impl Conclusion {
         }
     }
 
-    /// Which tests and figures run here.
     pub fn runs(&self) -> String {
         let us = workspace::us();
         let tests = match (self.is_bundle, self.has_dpkg && self.tests_lack.is_empty(), self.has_gpu) {

@@ -51,7 +51,6 @@ pub struct Found {
 }
 
 impl Found {
-    /// Looks below the root of a file system.
     pub fn below(root: &Path) -> Found {
         let devices = root.join("sys/class/infiniband");
         let is_connectx = |name: &String| {

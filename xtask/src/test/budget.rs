@@ -106,7 +106,6 @@ impl Taken {
 }
 
 /// Counts from its making on.
-#[derive(Debug)]
 pub struct Meter {
     since: Instant,
     /// Seconds before its making: cargo built xtask.

@@ -58,7 +58,6 @@ fn ask(arguments: &[&str]) -> Result<String> {
     said(Command::new("dpkg-query").args(arguments))
 }
 
-#[derive(Debug)]
 struct Package<'a> {
     name: &'a str,
     /// Every installation has it.

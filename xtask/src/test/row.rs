@@ -30,7 +30,6 @@ pub struct Row {
     pub end: Vec<String>,
 }
 
-/// The log of one program.
 #[derive(Default)]
 pub struct Log {
     pub text: String,

@@ -107,7 +107,6 @@ impl Suite {
     }
 }
 
-/// The software NIC of one suite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnderNic {
     message_path: MessagePath,
