@@ -249,28 +249,20 @@ fn faults(run: &Value, served: &Value, answers: u64) -> Vec<String> {
 
 fn summary(run: &Value, engine: Engine, taken: Duration) -> Vec<String> {
     let number = |pointer: &str| run.pointer(pointer).and_then(Value::as_f64).unwrap_or(f64::NAN);
+    let [nic, link] = ["nic", "link"].map(|name| run[name].as_str().unwrap_or("unknown"));
+    let [p50, p99] = ["/latency/p50_ns", "/latency/p99_ns"].map(|name| number(name) / 1e6);
+    let (rate, most) = (number("/answers_per_second"), AIM.as_secs());
+    let is_met = if taken > AIM { "aim not met" } else { "aim met" };
     let counts = FAULTS.map(|name| format!("{} {name}", run[name])).join(", ");
     let fetch = || format!("engine: ONNX Runtime instead of the twin by: {}", wheels::ONNX_RUNTIME.by_hand());
     let lines = [
         format!("counts: {} answers, {counts}", run["answered"]),
+        format!("time: {:.1} s after the build, at most {most} are the aim: {is_met}", taken.as_secs_f64()),
         format!(
-            "time: {:.1} s after the build, at most {} are the aim: aim {}met",
-            taken.as_secs_f64(),
-            AIM.as_secs(),
-            if taken > AIM { "not " } else { "" }
+            "times: {rate:.1} answers/s, p50 {p50:.2} ms, p99 {p99:.2} ms; the NIC is emulated and shares these cores: \
+             they tell nothing of a card"
         ),
-        format!(
-            "times: {:.1} answers/s, p50 {:.2} ms, p99 {:.2} ms; the NIC is emulated and shares these cores: they tell nothing of a card",
-            number("/answers_per_second"),
-            number("/latency/p50_ns") / 1e6,
-            number("/latency/p99_ns") / 1e6
-        ),
-        format!(
-            "label: NIC {}, link {}, two processes of this machine; {}",
-            run["nic"].as_str().unwrap_or("unknown"),
-            run["link"].as_str().unwrap_or("unknown"),
-            engine.label()
-        ),
+        format!("label: NIC {nic}, link {link}, two processes of this machine; {}", engine.label()),
     ];
     lines.into_iter().chain((engine == Engine::Twin).then(fetch)).collect()
 }
