@@ -39,9 +39,8 @@ pub fn watch() -> Result<()> {
     let (mut heard, told) = UnixStream::pair().context("waiting for signals")?;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     // Under nohup a run outlives its terminal.
-    for signal in
-        [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !ignores(&status, SIGHUP))
-    {
+    let is_heard = |signal: &i32| *signal != SIGHUP || !ignores(&status, SIGHUP);
+    for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(is_heard) {
         pipe::register(signal, told.try_clone()?).context("waiting for signals")?;
     }
     std::thread::spawn(move || {

@@ -162,14 +162,9 @@ impl Wheels {
         let (list, folder) = (format!("{}.txt", self.folder), self.folder);
         let command = self.command(Path::new(folder), Path::new(&list));
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
-        let own = Path::new(folder).join(self.inner);
-        format!(
-            "printf '%s\\n' {} > {list} && python3 {} && export {}=$PWD/{}",
-            lines.join(" "),
-            words.join(" "),
-            self.variable,
-            own.display()
-        )
+        let (lines, words, own) = (lines.join(" "), words.join(" "), Path::new(folder).join(self.inner));
+        let sets = format!("export {}=$PWD/{}", self.variable, own.display());
+        format!("printf '%s\\n' {lines} > {list} && python3 {words} && {sets}")
     }
 
     /// Whether the folder was filled, to its end, by the list as it is now.

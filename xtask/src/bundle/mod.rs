@@ -175,15 +175,12 @@ fn size(folder: &Path) -> Result<u64> {
         return Ok(bytes);
     }
     files.sort_unstable_by(|left, right| right.cmp(left));
-    let largest: Vec<String> =
-        files.iter().take(NAMED).map(|(bytes, name)| format!("{name} {:.1} MiB", mib(*bytes))).collect();
+    let largest = files.iter().take(NAMED).map(|(bytes, name)| format!("{name} {:.1} MiB", mib(*bytes)));
+    let largest = largest.collect::<Vec<_>>().join(", ");
+    let (at, bytes, most) = (folder.display(), mib(bytes), mib(MOST_BYTES));
     Err(refused(format!(
-        "{}: {:.1} MiB, at most {:.0} are carried; the largest: {}; remove what is not ours from it, or leave out tests \
-         (--package NAME) or --perftest",
-        folder.display(),
-        mib(bytes),
-        mib(MOST_BYTES),
-        largest.join(", ")
+        "{at}: {bytes:.1} MiB, at most {most:.0} are carried; the largest: {largest}; remove what is not ours from it, \
+         or leave out tests (--package NAME) or --perftest"
     )))
 }
 

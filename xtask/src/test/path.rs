@@ -89,10 +89,8 @@ fn with_dependencies(installed: &[Package], roots: &[&str]) -> BTreeSet<String> 
     let mut open: Vec<&str> = required.chain(roots.iter().copied()).collect();
     let mut found = BTreeSet::new();
     while let Some(name) = open.pop() {
-        let Some(package) = by_name.get(name).and_then(|packages| packages.first()) else { continue };
-        if !found.insert(package.name.to_owned()) {
-            continue;
-        }
+        let package = by_name.get(name).and_then(|packages| packages.first());
+        let Some(package) = package.filter(|one| found.insert(one.name.to_owned())) else { continue };
         for alternatives in package.depends.split(',') {
             // The first that is installed: a bare machine gets one of them.
             open.extend(alternatives.split('|').flat_map(names).find(|name| by_name.contains_key(name)));

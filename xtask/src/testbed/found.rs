@@ -141,13 +141,9 @@ pub fn remove(testbed: &Testbed) -> Result<Found> {
     if left.is_nothing() && wrong.is_empty() {
         return Ok(before);
     }
-    let wrong: Vec<String> = wrong.iter().map(|error| format!("{error:#}; ")).collect();
-    bail!(
-        "testbed: not all of {} could be removed: {}left: {}",
-        testbed.dir().display(),
-        wrong.concat(),
-        left.words().join(", ")
-    )
+    let wrong: String = wrong.iter().map(|error| format!("{error:#}; ")).collect();
+    let (dir, left) = (testbed.dir().display(), left.words().join(", "));
+    bail!("testbed: not all of {dir} could be removed: {wrong}left: {left}")
 }
 
 /// Sends the signal to every process, those included that appear meanwhile, and waits for their end.

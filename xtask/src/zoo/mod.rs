@@ -138,13 +138,11 @@ fn build(which: &ModelSelection) -> Result<()> {
             continue;
         }
         let bytes = model.build();
+        let (name, count) = (&model.name, bytes.len());
         let path = store.write(&file, &bytes, wanted).map_err(|error| match error {
             StoreError::Refused { found, .. } => refused(format!(
-                "{}: the builder writes SHA-256 {found} and {} bytes, {MANIFESTS}/{}.toml says {wanted}; if the architecture \
-                 was changed on purpose, change [seeded] there",
-                model.name,
-                bytes.len(),
-                model.name
+                "{name}: the builder writes SHA-256 {found} and {count} bytes, {MANIFESTS}/{name}.toml says {wanted}; if \
+                 the architecture was changed on purpose, change [seeded] there"
             )),
             error => mendable(error),
         })?;
