@@ -75,10 +75,7 @@ impl GpuMachine {
 
     /// Refuses a machine without a GPU. `words`: the refusal, of why there is none.
     pub fn has_gpu(&self, words: impl FnOnce(String) -> String) -> Result<()> {
-        match self.gpu() {
-            Some(_) => Ok(()),
-            None => Err(refused(words(self.why_none()))),
-        }
+        self.gpu().map(drop).ok_or_else(|| refused(words(self.why_none())))
     }
 
     /// Says of a result which GPU and which versions it stands on.

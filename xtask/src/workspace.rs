@@ -67,10 +67,8 @@ pub fn build(what: &[&str]) -> Result<()> {
 /// Names of what lies in a folder, sorted; none where it cannot be read.
 pub fn names_in(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort_unstable();
-    names
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.collect::<BTreeSet<String>>().into_iter().collect()
 }
 
 /// Where our release programs lie.

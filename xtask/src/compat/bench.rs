@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
 use super::kernel::{self, End, Guest};
@@ -182,9 +182,7 @@ impl Bench {
         // A row that is to show what is done about lost packets has to lose some.
         let counters = lines(std::slice::from_ref(&stats))?;
         let lost = ["injected_lost_requests", "injected_lost_replies"].map(|name| counted(&counters, name));
-        if row.nic.iter().any(|option| option == "--loss") && lost == [0, 0] {
-            bail!("the NIC lost no packet");
-        }
+        ensure!(!row.nic.iter().any(|option| option == "--loss") || lost != [0, 0], "the NIC lost no packet");
         Ok((sides.into(), vec![stats]))
     }
 

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use self::bench::{Bench, Outcome};
@@ -88,10 +88,8 @@ pub fn run(options: &Options) -> Result<()> {
     if options.record {
         record(tried, &all)?;
     }
-    match faults.is_empty() {
-        true => Ok(()),
-        false => bail!("{}; logs are in {}", faults.join("; "), bench.logs.display()),
-    }
+    ensure!(faults.is_empty(), "{}; logs are in {}", faults.join("; "), bench.logs.display());
+    Ok(())
 }
 
 /// Puts these rows into the recorded ones, and those into the page.

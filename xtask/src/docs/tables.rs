@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use experiment::Spec;
 use experiment::measured::{Entry, Measured};
 use experiment::table::Row;
@@ -73,9 +73,7 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
         bail!("{path}: no row has the number `{unknown}`, which table {name} lists");
     }
     let rows = made(&measured.entries);
-    if rows.len() < 2 {
-        bail!("{path}: nothing for table {name} was found in it");
-    }
+    ensure!(rows.len() > 1, "{path}: nothing for table {name} was found in it");
     Ok(markdown(&rows))
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 
 use super::outcome::Outcome;
 use crate::process::Ended;
@@ -125,10 +125,8 @@ pub fn summary(rows: &[Row], budget: &str) -> Result<()> {
     rows.iter().flat_map(|row| &row.outcome.skips).for_each(|skip| say!("{skip}"));
     failures(rows).iter().for_each(|line| say!("{line}"));
     say!("{}", last_line(rows));
-    match rows.iter().any(|row| row.outcome.failed > 0) {
-        true => bail!("not all tests passed"),
-        false => Ok(()),
-    }
+    ensure!(rows.iter().all(|row| row.outcome.failed == 0), "not all tests passed");
+    Ok(())
 }
 
 fn last_line(rows: &[Row]) -> String {

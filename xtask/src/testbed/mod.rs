@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 
 use crate::process::JsonProgram;
@@ -143,9 +143,7 @@ fn start(testbed: &Testbed) -> Result<()> {
     for node in [&one, &two] {
         let said = tool(&[&testbed.ssh().display().to_string(), &node.name, "hostname"])
             .with_context(|| format!("logging in to {}", node.name))?;
-        if said.trim() != node.name {
-            bail!("{} calls itself `{}`", node.name, said.trim());
-        }
+        ensure!(said.trim() == node.name, "{} calls itself `{}`", node.name, said.trim());
     }
     Ok(())
 }
@@ -170,15 +168,12 @@ pub fn down(testbed: &Testbed) -> Result<()> {
 
 fn status(testbed: &Testbed) -> Result<()> {
     let (found, dir) = (Found::of(testbed), testbed.dir().display());
-    if found.is_nothing() {
-        bail!("testbed: there is none in {dir}; `{}` makes it", testbed.command("up"));
-    }
+    ensure!(!found.is_nothing(), "testbed: there is none in {dir}; `{}` makes it", testbed.command("up"));
     let state = if found.is_whole() { "up" } else { "not whole" };
     say!("testbed: {state} in {dir}");
     found.lines(testbed).iter().for_each(|line| say!("  {line}"));
-    if !found.is_whole() {
-        bail!("testbed: it is not whole; `{}` removes what is there", testbed.command("down"));
-    }
+    let down = testbed.command("down");
+    ensure!(found.is_whole(), "testbed: it is not whole; `{down}` removes what is there");
     testbed.use_lines().iter().for_each(|line| say!("  {line}"));
     Ok(())
 }

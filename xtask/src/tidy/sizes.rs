@@ -131,6 +131,7 @@ pub fn report(tree: &Tree) -> String {
     let of_code: Vec<usize> = sizes.iter().map(|(size, _)| *size).filter(|size| *size > 0).collect();
     let all_lines: usize = files.iter().map(|(_, text)| text.lines().count()).sum();
     let code_lines: usize = sizes.iter().map(|(size, _)| size).sum();
+    let test_share = (all_lines - code_lines) * 100 / all_lines.max(1);
     let comments = count(&files, |line| line.starts_with("//"));
     let non_blank = count(&files, |line| !line.is_empty()).max(1);
     let openings = files.iter().filter(|(_, text)| text.starts_with("//!")).count();
@@ -145,10 +146,7 @@ pub fn report(tree: &Tree) -> String {
         format!("non-test lines of a file, median     {}", of_code.get(of_code.len() / 2).unwrap_or(&0)),
         format!("comment share of non-blank lines     {} %", comments * 100 / non_blank),
         format!("files that open with //!             {} of {}", openings, files.len()),
-        format!(
-            "test share of lines                  {} %",
-            (all_lines - code_lines) * 100 / all_lines.max(1)
-        ),
+        format!("test share of lines                  {test_share} %"),
         format!(".unwrap() outside tests              {unwraps}"),
     ];
     for (size, path) in sizes.iter().rev().take_while(|(size, _)| *size > LONG) {

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::super::suites::Suite;
@@ -45,9 +45,7 @@ pub fn build(packages: &[&str]) -> Result<Vec<TestProgram>> {
         cargo.args(["test", "--no-run", "--quiet", "--locked", "-p", package]);
         cargo.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
         let output = cargo.output().context("starting cargo test --no-run")?;
-        if !output.status.success() {
-            bail!("cargo test --no-run -p {package} failed");
-        }
+        ensure!(output.status.success(), "cargo test --no-run -p {package} failed");
         let said = String::from_utf8_lossy(&output.stdout);
         programs.extend(said_by_cargo(&said, |_| Some((*package).to_owned()))?);
     }
