@@ -15,7 +15,6 @@ use crate::refused::refused;
 /// The file that makes a folder a bundle.
 pub const MANIFEST: &str = "bundle.json";
 
-/// What a bundle says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {

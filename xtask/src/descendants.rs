@@ -91,7 +91,6 @@ pub fn is_alive(process: u32) -> bool {
     stat(process).is_some_and(|fields| !fields.starts_with('Z'))
 }
 
-/// All processes below `ancestor`.
 pub fn descendants(ancestor: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> =
         processes().filter_map(|process| Some((process, parent(process)?))).collect();

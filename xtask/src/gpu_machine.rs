@@ -13,7 +13,6 @@ use crate::refused::refused;
 use crate::workspace::{cargo, target_dir};
 use crate::{carried, wheels};
 
-/// The program that asks CUDA.
 const PROBE: &str = "gpu-probe";
 /// Building it, from nothing.
 const BUILD: Duration = Duration::from_secs(10 * 60);
@@ -55,7 +54,6 @@ impl GpuMachine {
         GpuMachine::read(&said)
     }
 
-    /// Of what gpu-probe says.
     pub fn read(said: &str) -> Result<GpuMachine> {
         serde_json::from_str(said).context("reading what gpu-probe says")
     }
@@ -77,22 +75,15 @@ impl GpuMachine {
 
     /// Refuses a machine without a GPU. `words`: the refusal, of why there is none.
     pub fn has_gpu(&self, words: impl FnOnce(String) -> String) -> Result<()> {
-        match self.gpu() {
-            Some(_) => Ok(()),
-            None => Err(refused(words(self.why_none()))),
-        }
+        self.gpu().map(drop).ok_or_else(|| refused(words(self.why_none())))
     }
 
     /// Says of a result which GPU and which versions it stands on.
     pub fn name_in(&self, provenance: &mut Provenance) {
         provenance.gpu_device = self.gpu().unwrap_or_default();
-        for (name, version) in [
-            ("nvidia-driver", &self.driver),
-            ("cuda", &self.cuda),
-            ("nvrtc", &self.nvrtc),
-            ("nvjitlink", &self.nvjitlink),
-        ] {
-            provenance.versions.extend(version.iter().map(|version| (name.to_owned(), version.clone())));
+        let versions = [&self.driver, &self.cuda, &self.nvrtc, &self.nvjitlink];
+        for (name, version) in ["nvidia-driver", "cuda", "nvrtc", "nvjitlink"].iter().zip(versions) {
+            provenance.versions.extend(version.iter().map(|version| ((*name).to_owned(), version.clone())));
         }
     }
 }
@@ -120,20 +111,21 @@ pub fn spare_toolkit() -> Vec<std::ffi::OsString> {
     if folder.is_dir() { vec!["--toolkit".into(), folder.into()] } else { Vec::new() }
 }
 
-/// A machine with one H200, for tests.
 #[cfg(test)]
-pub fn example() -> GpuMachine {
-    let said = r#"{"kind":"gpu-probe","driver":"580.95.05","cuda":"13.0","toolkit":"/usr/local/cuda","nvrtc":"13.0",
-        "nvjitlink":"13.0","cudnn":"9.19.0","why_no_cudnn":null,"gpus":[{"ordinal":0,"name":"NVIDIA H200","arch":"sm_90","memory_mib":143771,"bus":"0000:17:00.0"}],
-        "missing":[]}"#;
-    GpuMachine::read(said).expect("as gpu-probe writes it")
-}
+pub use tests::example;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use experiment::point;
 
+    /// A machine with one H200, for tests.
+    pub fn example() -> GpuMachine {
+        let said = r#"{"kind":"gpu-probe","driver":"580.95.05","cuda":"13.0","toolkit":"/usr/local/cuda","nvrtc":"13.0",
+            "nvjitlink":"13.0","cudnn":"9.19.0","why_no_cudnn":null,"gpus":[{"ordinal":0,"name":"NVIDIA H200","arch":"sm_90","memory_mib":143771,"bus":"0000:17:00.0"}],
+            "missing":[]}"#;
+        GpuMachine::read(said).expect("as gpu-probe writes it")
+    }
     #[test]
     fn a_result_names_the_gpu_and_its_versions() {
         let mut provenance = point::example("gpu-thread", 64).provenance;

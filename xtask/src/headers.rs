@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::process::said;
@@ -22,32 +22,13 @@ pub struct Options {
     built: Option<PathBuf>,
 }
 
-/// One generator: a program of the workspace that writes files, and with `--check` compares them.
-struct Generator {
-    /// What it makes, for the messages.
-    makes: &'static str,
-    /// Arguments of `cargo run`.
-    command: &'static [&'static str],
-    /// What that builds and starts.
-    program: &'static str,
-    /// What it needs beside Rust, when that is missing.
-    lacks: fn() -> Option<&'static str>,
-}
-
-const GENERATORS: &[Generator] = &[
-    Generator {
-        makes: "the shim's constants (crates/rdma-shim/include/mlx5_layout.h)",
-        command: &["-p", "rdma-shim", "--bin", "headers"],
-        program: "headers",
-        lacks: || None,
-    },
-    Generator {
-        makes: "the bindings of rdma-core (crates/verbs/src/sys/generated)",
-        command: &["-p", "verbs-generate"],
-        program: "verbs-generate",
-        lacks: libclang_or_headers,
-    },
+/// Programs of the workspace that write files, or compare them: package, program, and what it makes.
+const GENERATORS: [[&str; 3]; 2] = [
+    ["rdma-shim", "headers", "the shim's constants (crates/rdma-shim/include/mlx5_layout.h)"],
+    [BINDINGS, BINDINGS, "the bindings of rdma-core (crates/verbs/src/sys/generated)"],
 ];
+/// The generator that needs more than Rust.
+const BINDINGS: &str = "verbs-generate";
 
 const INSTALL: &str = "Debian, Ubuntu: apt-get install libclang-dev libibverbs-dev pkg-config";
 
@@ -57,38 +38,34 @@ pub fn run(options: &Options) -> Result<()> {
     if !slots_header(options.check)? {
         stale.push(slots::header::PATH);
     }
-    for generator in GENERATORS {
-        if let Some(lacking) = (generator.lacks)() {
+    for [package, program, makes] in GENERATORS {
+        if let Some(lacking) = (program == BINDINGS).then(libclang_or_headers).flatten() {
             if !options.check {
-                return Err(refused(format!(
-                    "{} cannot be generated: {lacking}; {INSTALL}",
-                    generator.makes
-                )));
+                return Err(refused(format!("{makes} cannot be generated: {lacking}; {INSTALL}")));
             }
             // verbs-ctest compares the committed text with the headers in any case.
-            say!("SKIP headers: {}: {lacking}; {INSTALL}", generator.makes);
+            say!("SKIP headers: {makes}: {lacking}; {INSTALL}");
             skipped += 1;
             continue;
         }
         let mut command = match &options.built {
-            Some(folder) => Command::new(folder.join(generator.program)),
+            Some(folder) => Command::new(folder.join(program)),
             None => {
                 let mut cargo = Command::new("cargo");
-                cargo.args(["run", "--locked"]).args(generator.command).arg("--");
+                cargo.args(["run", "--locked", "-p", package, "--bin", program, "--"]);
                 cargo
             }
         };
         command.args(options.check.then_some("--check")).current_dir(root());
         let status = command.status();
-        let status = status.with_context(|| format!("starting the generator of {}", generator.makes))?;
-        stale.extend((!status.success()).then_some(generator.makes));
+        let status = status.with_context(|| format!("starting the generator of {makes}"))?;
+        stale.extend((!status.success()).then_some(makes));
     }
-    if !stale.is_empty() {
-        bail!(
-            "differ from their source, or could not be generated: {}; run `cargo xtask headers`",
-            stale.join(", ")
-        );
-    }
+    let what = stale.join(", ");
+    ensure!(
+        stale.is_empty(),
+        "differ from their source, or could not be generated: {what}; run `cargo xtask headers`"
+    );
     let done = if options.check { "all equal" } else { "all written" };
     say!("headers: {} generators, {done}", 1 + GENERATORS.len() - skipped);
     Ok(())

@@ -150,8 +150,7 @@ fn one_line(error: &clap::Error, first: Option<&str>) -> String {
     let first = first.and_then(|first| whole.find_subcommand(first));
     let command = first.filter(|command| command.has_subcommands()).unwrap_or(&whole);
     let listed = command.get_subcommands().filter(|command| !command.is_hide_set());
-    let names: Vec<&str> = listed.map(|command| command.get_name()).collect();
-    let names = names.join(", ");
+    let names = listed.map(|command| command.get_name()).collect::<Vec<_>>().join(", ");
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return format!("no command was given; there are: {names} (--help tells more)");
     }

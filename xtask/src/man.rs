@@ -51,11 +51,8 @@ pub fn run(options: &Options, commands: clap::Command) -> Result<()> {
     if is_wanted(OURS) {
         manual::write(ours(commands), &folder)?;
     }
-    say!(
-        "{}: man pages and completions; MANPATH={}: man softnic",
-        folder.display(),
-        folder.join("man").display()
-    );
+    let (at, pages) = (folder.display(), folder.join("man"));
+    say!("{at}: man pages and completions; MANPATH={}: man softnic", pages.display());
     Ok(())
 }
 

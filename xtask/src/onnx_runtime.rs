@@ -13,7 +13,6 @@ use crate::wheels::ONNX_RUNTIME;
 /// Prints the folder of Python's package, or an empty line.
 const WHERE: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
 
-/// The library that a search found.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Found {
     pub library: PathBuf,
@@ -32,7 +31,6 @@ pub struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// On this machine.
     pub fn here(option: Option<&'a Path>) -> Search<'a> {
         let (variable, setup) = (ONNX_RUNTIME.own(), ONNX_RUNTIME.fetched());
         Search { option, variable, setup, python: Path::new("python3") }
@@ -42,19 +40,18 @@ impl<'a> Search<'a> {
     /// search, as in our programs.
     pub fn find(&self) -> Result<Found, String> {
         let variable = ONNX_RUNTIME.variable;
-        let found = |library, by: &str| Found { library, by: by.to_owned() };
-        if let Some(option) = self.option {
-            let library = within(option).map(|library| found(library, "named by --onnxruntime"));
-            return library.ok_or_else(|| format!("--onnxruntime {}", option.display()));
-        }
-        if let Some(named) = &self.variable {
-            let library = within(named).map(|library| found(library, &format!("named by {variable}")));
-            return library.ok_or_else(|| format!("{variable}={}", named.display()));
+        let by_variable = self.variable.as_deref().map(|named| (variable, "=", named));
+        if let Some((by, sign, named)) =
+            self.option.map(|named| ("--onnxruntime", " ", named)).or(by_variable)
+        {
+            let library = within(named).map(|library| Found { library, by: format!("named by {by}") });
+            return library.ok_or_else(|| format!("{by}{sign}{}", named.display()));
         }
         if let Some(library) = within(&self.setup) {
-            return Ok(found(library, "fetched by set-up"));
+            return Ok(Found { library, by: "fetched by set-up".into() });
         }
-        let library = self.of_python().map(|library| found(library, "of Python's package onnxruntime"));
+        let by = "of Python's package onnxruntime".into();
+        let library = self.of_python().map(|library| Found { library, by });
         library.map_err(|why| format!("{why}, {} has none, {variable} is not set", self.setup.display()))
     }
 
@@ -70,19 +67,18 @@ impl<'a> Search<'a> {
 
     /// What `doctor` prints.
     pub fn state(&self) -> String {
-        let found = match self.find() {
-            Ok(found) => found,
-            Err(looked) => {
-                let means = match carried::folder() {
-                    Some(_) => "fetch the tested version",
-                    None => "figures 1 and 2, `bench-models` and `demo` fetch it, or you",
-                };
-                return format!("not found: {looked}; {means} by: {}", ONNX_RUNTIME.by_hand());
-            }
+        let means = match carried::folder() {
+            Some(_) => "fetch the tested version",
+            None => "figures 1 and 2, `bench-models` and `demo` fetch it, or you",
         };
-        let name = found.library.file_name().unwrap_or_default().to_string_lossy();
-        let version = name.split_once(".so.").map_or("of unknown version", |(_, version)| version);
-        format!("{version}, {}: {}", found.by, found.library.display())
+        match self.find() {
+            Err(looked) => format!("not found: {looked}; {means} by: {}", ONNX_RUNTIME.by_hand()),
+            Ok(Found { library, by }) => {
+                let name = library.file_name().unwrap_or_default().to_string_lossy();
+                let version = name.split_once(".so.").map_or("of unknown version", |(_, version)| version);
+                format!("{version}, {by}: {}", library.display())
+            }
+        }
     }
 }
 

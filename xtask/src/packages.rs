@@ -2,8 +2,6 @@
 //!
 //! A new app is a line: `test` builds it and checks its symbols, `bundle` carries it, `gpu_*` run on a GPU.
 
-/// One package.
-#[derive(Debug)]
 pub struct Package {
     pub name: &'static str,
     /// What cargo puts side by side: programs, and the library that one of them puts in front of others.

@@ -64,7 +64,6 @@ pub fn run_told(command: &mut Command, log: &Path, limit: Duration, what: &str) 
     }
 }
 
-/// The last line of a log.
 pub fn last_words(log: &Path) -> String {
     let said = fs::read_to_string(log).unwrap_or_default();
     said.lines().last().unwrap_or("it said nothing").to_owned()
@@ -109,6 +108,13 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
             .context("reading its output"),
         ended => bail!("{program} {ended}"),
     }
+}
+
+/// A program, the first of these words, with the others as its arguments.
+pub fn command(words: &[String]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
 }
 
 /// The first words of a command line, for errors.
@@ -213,7 +219,6 @@ pub const WAIT: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct JsonProgram {
     pub child: ChildGuard,
-    /// Its stderr.
     pub log: PathBuf,
     lines: Receiver<String>,
     /// Ends with this process, however that ends.
@@ -248,13 +253,13 @@ impl JsonProgram {
         let until = Instant::now() + limit;
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(line) => match serde_json::from_str::<Value>(line.trim()) {
-                    Ok(object) if kinds.iter().any(|kind| object["kind"] == *kind) => {
+                Ok(line) => {
+                    // Another kind, or something for people, is passed over.
+                    let object = serde_json::from_str(line.trim()).unwrap_or(Value::Null);
+                    if kinds.iter().any(|kind| object["kind"] == *kind) {
                         return Ok(Some(object));
                     }
-                    // Another kind, or something for people.
-                    _ => {}
-                },
+                }
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => {
                     let ended = self.child.wait(WAIT)?;
@@ -297,30 +302,31 @@ impl JsonProgram {
     }
 }
 
-/// The test of that path alone, in its own process: what it prints can be read, and it may end as it likes.
 #[cfg(test)]
-pub fn one_test(name: &str) -> Command {
-    let mut us = Command::new(std::env::current_exe().expect("a test runs"));
-    us.args(["--exact", name, "--nocapture"]);
-    us
-}
-
-/// Writes a shell script that can be started at once, for tests. Another process writes it: a file that one
-/// of our threads writes while another forks cannot be started («text file busy»).
-#[cfg(test)]
-pub fn script(path: &Path, text: &str) {
-    let beside = path.with_extension("text");
-    fs::write(&beside, text).expect("a folder for tests can be written");
-    let line = r#"rm -f "$1" && cp "$0" "$1" && chmod 755 "$1""#;
-    let copied = Command::new("sh").args(["-c", line]).arg(&beside).arg(path).status();
-    assert!(copied.expect("there is a shell").success(), "{}", path.display());
-}
+pub use tests::{one_test, script};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::descendants::{descendants, end_unharmed, is_alive};
 
+    /// The test of that path alone, in its own process: what it prints can be read, and it may end as it
+    /// likes.
+    pub fn one_test(name: &str) -> Command {
+        let mut us = Command::new(std::env::current_exe().expect("a test runs"));
+        us.args(["--exact", name, "--nocapture"]);
+        us
+    }
+
+    /// Writes a shell script that can be started at once, for tests. Another process writes it: a file that
+    /// one of our threads writes while another forks cannot be started («text file busy»).
+    pub fn script(path: &Path, text: &str) {
+        let beside = path.with_extension("text");
+        fs::write(&beside, text).expect("a folder for tests can be written");
+        let line = r#"rm -f "$1" && cp "$0" "$1" && chmod 755 "$1""#;
+        let copied = Command::new("sh").args(["-c", line]).arg(&beside).arg(path).status();
+        assert!(copied.expect("there is a shell").success(), "{}", path.display());
+    }
     fn shell(script: &str, limit_ms: u64) -> (Ended, String) {
         let log =
             std::env::temp_dir().join(format!("xtask-process-{}-{}.log", std::process::id(), script.len()));

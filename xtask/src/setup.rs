@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::carried;
 use crate::onnx_runtime::Search;
-use crate::process::{done, said};
+use crate::process::{command, done, said};
 use crate::refused::refused;
 use crate::stop;
 use crate::wheels::{self, Wheels};
@@ -49,8 +49,7 @@ pub enum Purpose {
 }
 
 /// One package, its first purpose, and why it is needed.
-#[derive(Debug)]
-struct Package {
+pub struct Package {
     name: &'static str,
     purpose: Purpose,
     /// Whether no other system has it.
@@ -99,24 +98,20 @@ pub fn prepare_with(purpose: Purpose, wheels: &[&Wheels], no_install: bool) -> R
     let system = System::read();
     if !system.has_packages {
         // Not Debian or Ubuntu: say once what is expected, and let the run itself find out.
-        say!(
-            "setup: no dpkg here; {} is expected to have: {}",
-            system.name,
-            names(&wanted(purpose)).join(" ")
-        );
+        let wanted = names(&wanted(purpose)).join(" ");
+        say!("setup: no dpkg here; {} is expected to have: {wanted}", system.name);
         return tools(purpose, wheels, no_install, || {
-            Err(refused(
-                "python3 has no pip, which fetches NVIDIA's run-time compiler; install it".to_owned(),
-            ))
+            Err(refused("python3 has no pip, which fetches NVIDIA's run-time compiler; install it"))
         });
     }
     let missing = missing(purpose, &system);
     if !missing.is_empty() {
         say!("setup: {} lacks {} of the packages for `{}`:", system.name, missing.len(), name(purpose));
         missing.iter().for_each(|package| say!("  {:18} {}", package.name, package.why));
-        match missing.iter().any(|package| package.name == SSH_SERVER) && !no_install {
-            true => without_ssh_server(|| install(&names(&missing), no_install))?,
-            false => install(&names(&missing), no_install)?,
+        let missing = names(&missing);
+        match missing.contains(&SSH_SERVER) && !no_install {
+            true => without_ssh_server(|| install(&missing, no_install))?,
+            false => install(&missing, no_install)?,
         }
     }
     tools(purpose, wheels, no_install, || install(&["python3-pip"], false))
@@ -134,7 +129,7 @@ fn without_ssh_server(install: impl FnOnce() -> Result<()>) -> Result<()> {
         let words =
             [&root[..], &["systemctl", what, "ssh.service", "ssh.socket"].map(str::to_owned)].concat();
         say!("setup: {}", words.join(" "));
-        said(Command::new(&words[0]).args(&words[1..])).map(drop)
+        said(&mut command(&words)).map(drop)
     };
     systemctl("mask")?;
     let installed = install();
@@ -171,8 +166,8 @@ pub fn fetched(wheels: &Wheels, no_install: bool) -> Result<()> {
 /// Installs packages; error: the command that does, where that is not allowed.
 pub fn install(packages: &[&str], no_install: bool) -> Result<()> {
     let as_root = as_root();
-    let prefix = as_root.clone().unwrap_or_else(|| vec!["sudo".into()]).join(" ");
-    let prefix = if prefix.is_empty() { prefix } else { format!("{prefix} ") };
+    let prefix = as_root.clone().unwrap_or_else(|| vec!["sudo".into()]);
+    let prefix: String = prefix.iter().map(|word| format!("{word} ")).collect();
     let command = format!(
         "{prefix}apt-get update && {prefix}apt-get install -y --no-install-recommends {}",
         packages.join(" ")
@@ -193,12 +188,10 @@ pub fn install(packages: &[&str], no_install: bool) -> Result<()> {
 }
 
 fn apt(root: &[String], arguments: &[&str]) -> Result<()> {
-    let words = [root, &["apt-get".to_owned()]].concat();
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
+    let mut apt = command(&[root, &["apt-get".to_owned()]].concat());
     let _at_packages = stop::at_packages();
     // What apt says on the way is of interest only when it fails.
-    said(&mut command).map(drop)
+    said(apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
 }
 
 /// What goes before a command that needs root: nothing, `sudo -n`, or `None` when there is no right.
@@ -214,29 +207,19 @@ fn rust_tools(purpose: Purpose, no_install: bool) -> Result<()> {
     if purpose < Purpose::Test {
         return Ok(());
     }
-    let missing: Vec<&str> = [("rustfmt", "fmt"), ("clippy", "clippy")]
-        .iter()
-        .filter(|(_, cargo)| !quiet("cargo", &[cargo, "--version"]))
-        .map(|(component, _)| *component)
-        .collect();
+    let mut missing = vec!["rustfmt", "clippy"];
+    missing.retain(|component| !quiet("cargo", &[component.trim_start_matches("rust"), "--version"]));
     if missing.is_empty() {
         return Ok(());
     }
     let command = format!("rustup component add {}", missing.join(" "));
     if no_install || !quiet("rustup", &["--version"]) {
-        return Err(refused(format!(
-            "the Rust toolchain lacks {}; add them with:\n  {command}",
-            missing.join(" and ")
-        )));
+        let missing = missing.join(" and ");
+        return Err(refused(format!("the Rust toolchain lacks {missing}; add them with:\n  {command}")));
     }
     say!("setup: running {command}");
     let _at_packages = stop::at_packages();
     done(Command::new("rustup").args(["component", "add"]).args(&missing))
-}
-
-/// Names of the packages that `purpose` needs.
-pub fn wanted_names(purpose: Purpose) -> Vec<&'static str> {
-    names(&wanted(purpose))
 }
 
 /// What `doctor` prints: every package but those of the long tests alone, with its version, or none.
@@ -245,21 +228,17 @@ pub fn packages() -> Vec<(&'static str, &'static str, Option<String>)> {
     all.map(|package| (package.name, package.why, version(package.name))).collect()
 }
 
-/// Names of the packages that `purpose` needs and this system lacks. Without dpkg none is found.
-pub fn missing_names(purpose: Purpose, system: &System) -> Vec<&'static str> {
-    names(&missing(purpose, system))
-}
-
-fn missing(purpose: Purpose, system: &System) -> Vec<Package> {
+/// The packages that `purpose` needs and this system lacks. Without dpkg none is found.
+pub fn missing(purpose: Purpose, system: &System) -> Vec<Package> {
     let is_missing = |package: &Package| package.is_of(&system.name) && !installed(package.name);
     wanted(purpose).into_iter().filter(is_missing).collect()
 }
 
-fn wanted(purpose: Purpose) -> Vec<Package> {
+pub fn wanted(purpose: Purpose) -> Vec<Package> {
     list().filter(|package| package.purpose <= purpose).collect()
 }
 
-fn names(packages: &[Package]) -> Vec<&'static str> {
+pub fn names(packages: &[Package]) -> Vec<&'static str> {
     packages.iter().map(|package| package.name).collect()
 }
 
@@ -287,7 +266,6 @@ fn name(purpose: Purpose) -> String {
     purpose.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// The system under us.
 pub struct System {
     /// As it calls itself.
     pub name: String,
@@ -296,7 +274,6 @@ pub struct System {
 }
 
 impl System {
-    /// Asks `/etc/os-release` and looks for dpkg.
     pub fn read() -> System {
         let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
         System { name: pretty_name(&release), has_packages: quiet("dpkg-query", &["--version"]) }

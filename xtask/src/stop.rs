@@ -39,9 +39,8 @@ pub fn watch() -> Result<()> {
     let (mut heard, told) = UnixStream::pair().context("waiting for signals")?;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     // Under nohup a run outlives its terminal.
-    for signal in
-        [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !ignores(&status, SIGHUP))
-    {
+    let is_heard = |signal: &i32| *signal != SIGHUP || !ignores(&status, SIGHUP);
+    for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(is_heard) {
         pipe::register(signal, told.try_clone()?).context("waiting for signals")?;
     }
     std::thread::spawn(move || {
@@ -55,14 +54,17 @@ pub fn watch() -> Result<()> {
 
 /// Whether `proc_pid_status(5)` says that a signal is ignored.
 fn ignores(status: &str, signal: i32) -> bool {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+    mask(status, "SigIgn:") >> (signal - 1) & 1 == 1
+}
+
+/// A mask of `proc_pid_status(5)`; 0 if the status has none.
+pub fn mask(status: &str, name: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix(name));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default()
 }
 
 /// A package manager is at work while it lives, and nothing else that this command started is.
 #[must_use]
-#[derive(Debug)]
 pub struct AtPackages(());
 
 /// Called before one is started; never returns once a signal came.

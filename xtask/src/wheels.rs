@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, ensure};
 
+use crate::files;
 use crate::process::{Ended, run_logged, said};
 use crate::refused::refused;
 use crate::workspace::{root, target_dir};
@@ -21,7 +22,6 @@ const STAMP: &str = "wheels.txt";
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// Wheels that are fetched together.
-#[derive(Debug)]
 pub struct Wheels {
     /// What `doctor` and set-up call them.
     pub what: &'static str,
@@ -37,71 +37,48 @@ pub struct Wheels {
     python: &'static str,
 }
 
+/// Of a list of this folder.
+macro_rules! list {
+    ($name:literal) => {
+        (concat!("xtask/", $name), include_str!(concat!("../", $name)))
+    };
+}
+
+/// Wheels for every Python. The variable names their folder.
+const fn wheels(
+    what: &'static str,
+    variable: &'static str,
+    folder: &'static str,
+    list: (&'static str, &'static str),
+    megabytes: u32,
+) -> Wheels {
+    Wheels { what, variable, list, folder, inner: "", megabytes, python: "" }
+}
+
 /// NVIDIA's run-time compiler and linker.
-pub const CUDA: Wheels = Wheels {
-    what: "NVIDIA's run-time compiler",
-    variable: "DOORBELL_CUDA",
-    list: ("xtask/cuda-wheels.txt", include_str!("../cuda-wheels.txt")),
-    folder: "cuda",
-    inner: "",
-    megabytes: 133,
-    python: "",
-};
+pub const CUDA: Wheels =
+    wheels("NVIDIA's run-time compiler", "DOORBELL_CUDA", "cuda", list!("cuda-wheels.txt"), 133);
 
 /// ONNX Runtime.
 pub const ONNX_RUNTIME: Wheels = Wheels {
-    what: "ONNX Runtime",
-    variable: "DOORBELL_ONNXRUNTIME",
-    list: ("xtask/onnxruntime-wheel.txt", include_str!("../onnxruntime-wheel.txt")),
-    folder: "onnxruntime",
     inner: "onnxruntime/capi",
-    megabytes: 24,
     python: "--python-version 3.11 --implementation cp --abi cp311 --platform manylinux_2_28_x86_64",
+    ..wheels("ONNX Runtime", "DOORBELL_ONNXRUNTIME", "onnxruntime", list!("onnxruntime-wheel.txt"), 24)
 };
 
 /// What `dist` links with.
-pub const LINKER: Wheels = Wheels {
-    what: "a linker that knows old glibc versions",
-    variable: "DOORBELL_ZIG",
-    list: ("xtask/dist-wheels.txt", include_str!("../dist-wheels.txt")),
-    folder: "zig",
-    inner: "",
-    megabytes: 98,
-    python: "",
-};
+pub const LINKER: Wheels =
+    wheels("a linker that knows old glibc versions", "DOORBELL_ZIG", "zig", list!("dist-wheels.txt"), 98);
 
 /// What checks the playbooks in the long run of the tests.
-pub const ANSIBLE_LINT: Wheels = Wheels {
-    what: "ansible-lint",
-    variable: "DOORBELL_ANSIBLE_LINT",
-    list: ("xtask/ansible-lint-wheels.txt", include_str!("../ansible-lint-wheels.txt")),
-    folder: "ansible-lint",
-    inner: "",
-    megabytes: 14,
-    python: "",
-};
+pub const ANSIBLE_LINT: Wheels =
+    wheels("ansible-lint", "DOORBELL_ANSIBLE_LINT", "ansible-lint", list!("ansible-lint-wheels.txt"), 14);
 
 /// NIXL with the UCX that it brings: Python bindings of a library that moves memory between processes.
-const NIXL: Wheels = Wheels {
-    what: "NIXL",
-    variable: "DOORBELL_NIXL",
-    list: ("xtask/nixl-wheel.txt", include_str!("../nixl-wheel.txt")),
-    folder: "nixl",
-    inner: "",
-    megabytes: 69,
-    python: "",
-};
+const NIXL: Wheels = wheels("NIXL", "DOORBELL_NIXL", "nixl", list!("nixl-wheel.txt"), 69);
 
 /// Mooncake's transfer engine, without CUDA.
-const MOONCAKE: Wheels = Wheels {
-    what: "Mooncake",
-    variable: "DOORBELL_MOONCAKE",
-    list: ("xtask/mooncake-wheel.txt", include_str!("../mooncake-wheel.txt")),
-    folder: "mooncake",
-    inner: "",
-    megabytes: 46,
-    python: "",
-};
+const MOONCAKE: Wheels = wheels("Mooncake", "DOORBELL_MOONCAKE", "mooncake", list!("mooncake-wheel.txt"), 46);
 
 /// What `compat` runs.
 pub const COMPAT: [&Wheels; 2] = [&NIXL, &MOONCAKE];
@@ -110,7 +87,6 @@ pub const COMPAT: [&Wheels; 2] = [&NIXL, &MOONCAKE];
 pub const ALL: [&Wheels; 2] = [&CUDA, &ONNX_RUNTIME];
 
 impl Wheels {
-    /// Where they are unpacked.
     pub fn folder(&self) -> PathBuf {
         target_dir().join(self.folder)
     }
@@ -171,13 +147,8 @@ impl Wheels {
         if !has_pip() {
             pip()?;
         }
-        say!(
-            "setup: fetching {}, {} MB, into {} ({})",
-            self.what,
-            self.megabytes,
-            folder.display(),
-            self.list.0
-        );
+        let (Wheels { what, megabytes, list: (list, _), .. }, into) = (self, folder.display());
+        say!("setup: fetching {what}, {megabytes} MB, into {into} ({list})");
         let since = Instant::now();
         self.fetch(&folder)?;
         say!("setup: fetched and unpacked in {} s", since.elapsed().as_secs());
@@ -191,14 +162,9 @@ impl Wheels {
         let (list, folder) = (format!("{}.txt", self.folder), self.folder);
         let command = self.command(Path::new(folder), Path::new(&list));
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
-        let own = Path::new(folder).join(self.inner);
-        format!(
-            "printf '%s\\n' {} > {list} && python3 {} && export {}=$PWD/{}",
-            lines.join(" "),
-            words.join(" "),
-            self.variable,
-            own.display()
-        )
+        let (lines, words, own) = (lines.join(" "), words.join(" "), Path::new(folder).join(self.inner));
+        let sets = format!("export {}=$PWD/{}", self.variable, own.display());
+        format!("printf '%s\\n' {lines} > {list} && python3 {words} && {sets}")
     }
 
     /// Whether the folder was filled, to its end, by the list as it is now.
@@ -220,21 +186,12 @@ impl Wheels {
         let _ = fs::remove_dir_all(folder);
         let log = target_dir().join(format!("xtask-test/{}-wheels.log", self.folder));
         let mut command = self.command(folder, &root().join(self.list.0));
-        match run_logged(&mut command, &log, LIMIT)? {
-            Ended::Well => {}
-            ended => {
-                let said = fs::read_to_string(&log).unwrap_or_default();
-                let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("ERROR")).collect();
-                bail!(
-                    "pip did not fetch {} (it {ended}): {} (whole log: {})",
-                    self.list.0,
-                    errors.join(" "),
-                    log.display()
-                );
-            }
-        }
-        let stamp = folder.join(STAMP);
-        fs::write(&stamp, self.list.1).with_context(|| format!("writing {}", stamp.display()))
+        let (ended, list, at) = (run_logged(&mut command, &log, LIMIT)?, self.list.0, log.display());
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("ERROR")).collect();
+        let why = errors.join(" ");
+        ensure!(ended == Ended::Well, "pip did not fetch {list} (it {ended}): {why} (whole log: {at})");
+        files::write(&folder.join(STAMP), self.list.1)
     }
 }
 

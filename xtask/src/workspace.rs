@@ -67,10 +67,8 @@ pub fn build(what: &[&str]) -> Result<()> {
 /// Names of what lies in a folder, sorted; none where it cannot be read.
 pub fn names_in(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort_unstable();
-    names
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.collect::<BTreeSet<String>>().into_iter().collect()
 }
 
 /// Where our release programs lie.
@@ -149,8 +147,8 @@ pub fn revision_text(revision: &Revision) -> String {
 #[derive(Debug, Default)]
 pub struct Tree {
     texts: BTreeMap<String, String>,
-    /// Path and bytes of those larger than [`LARGE`].
-    large: Vec<(String, u64)>,
+    /// Path and bytes of those larger than [`LARGE`], which are too large to be in git.
+    pub large: Vec<(String, u64)>,
     /// Of those that are no text: pictures, captures.
     binary: BTreeSet<String>,
 }
@@ -168,36 +166,21 @@ impl Tree {
                 // A source archive has no repository.
                 Err(_) => walk(root)?,
             };
-        let (mut large, mut binary) = (Vec::new(), BTreeSet::new());
-        let read = |path: String| {
-            let about = std::fs::metadata(root.join(&path)).ok()?;
-            if about.len() > LARGE {
-                large.push((path, about.len()));
-                return None;
-            }
+        let mut tree = Tree::default();
+        for path in paths {
+            let at = root.join(&path);
             // A listed file that is gone was deleted and not committed yet; one that is no UTF-8 is no text.
-            match String::from_utf8(std::fs::read(root.join(&path)).ok()?) {
-                Ok(text) => Some((path, text)),
-                Err(_) => {
-                    binary.insert(path);
-                    None
-                }
+            match std::fs::metadata(&at).map(|about| about.len()) {
+                Ok(bytes) if bytes > LARGE => tree.large.push((path, bytes)),
+                Ok(_) => match std::fs::read(&at).map(String::from_utf8) {
+                    Ok(Ok(text)) => _ = tree.texts.insert(path, text),
+                    Ok(Err(_)) => _ = tree.binary.insert(path),
+                    Err(_) => {}
+                },
+                Err(_) => {}
             }
-        };
-        let texts = paths.into_iter().filter_map(read).collect();
-        Ok(Tree { texts, large, binary })
-    }
-
-    /// Files that are too large to be in git, with their bytes.
-    pub fn large(&self) -> &[(String, u64)] {
-        &self.large
-    }
-
-    /// A tree of the given files, for tests of the checks.
-    #[cfg(test)]
-    pub fn of(files: &[(&str, &str)]) -> Tree {
-        let texts = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
-        Tree { texts: texts.collect(), ..Tree::default() }
+        }
+        Ok(tree)
     }
 
     pub fn get(&self, path: &str) -> Option<&str> {
@@ -279,6 +262,13 @@ impl Metadata {
 mod tests {
     use super::*;
 
+    impl Tree {
+        /// A tree of the given files, for tests of the checks.
+        pub fn of(files: &[(&str, &str)]) -> Tree {
+            let texts = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
+            Tree { texts: texts.collect(), ..Tree::default() }
+        }
+    }
     #[test]
     fn the_tree_holds_this_file_and_not_the_build_output() {
         let tree = Tree::read(&root()).unwrap();

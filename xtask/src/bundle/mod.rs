@@ -113,11 +113,9 @@ fn clear(folder: &Path) -> Result<()> {
     if folder.join("Cargo.toml").exists() {
         return Err(refused(format!("{} is a source tree; give a folder of its own", folder.display())));
     }
-    if folder.exists() && !folder.is_dir() {
-        return Err(refused(format!(
-            "{} is a file; give a folder, new or of an earlier bundle",
-            folder.display()
-        )));
+    if folder.is_file() {
+        let at = folder.display();
+        return Err(refused(format!("{at} is a file; give a folder, new or of an earlier bundle")));
     }
     fs::create_dir_all(folder).map_err(not)?;
     // What lies in these folders is ours only where a bundle was.
@@ -177,15 +175,12 @@ fn size(folder: &Path) -> Result<u64> {
         return Ok(bytes);
     }
     files.sort_unstable_by(|left, right| right.cmp(left));
-    let largest: Vec<String> =
-        files.iter().take(NAMED).map(|(bytes, name)| format!("{name} {:.1} MiB", mib(*bytes))).collect();
+    let largest = files.iter().take(NAMED).map(|(bytes, name)| format!("{name} {:.1} MiB", mib(*bytes)));
+    let largest = largest.collect::<Vec<_>>().join(", ");
+    let (at, bytes, most) = (folder.display(), mib(bytes), mib(MOST_BYTES));
     Err(refused(format!(
-        "{}: {:.1} MiB, at most {:.0} are carried; the largest: {}; remove what is not ours from it, or leave out tests \
-         (--package NAME) or --perftest",
-        folder.display(),
-        mib(bytes),
-        mib(MOST_BYTES),
-        largest.join(", ")
+        "{at}: {bytes:.1} MiB, at most {most:.0} are carried; the largest: {largest}; remove what is not ours from it, \
+         or leave out tests (--package NAME) or --perftest"
     )))
 }
 

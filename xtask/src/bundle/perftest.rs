@@ -13,17 +13,8 @@ use crate::refused::refused;
 const PROGRAMS: [&str; 5] = ["ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_send_lat", "ib_write_lat"];
 
 /// Libraries that every machine has, or must have of its own: the C library's, and rdma-core under test.
-const NOT_CARRIED: [&str; 9] = [
-    "linux-vdso.",
-    "ld-linux",
-    "libc.",
-    "libm.",
-    "libresolv.",
-    "libpthread.",
-    "libibverbs.",
-    "libmlx5.",
-    "libnl-",
-];
+const NOT_CARRIED: &str =
+    "linux-vdso. ld-linux libc. libm. libresolv. libpthread. libibverbs. libmlx5. libnl-";
 
 /// Paths of the programs in `path`.
 pub fn find(path: std::ffi::OsString) -> Result<Vec<PathBuf>> {
@@ -56,7 +47,7 @@ fn copy_into(file: &Path, folder: &Path) -> Result<()> {
 /// Paths in what `ldd` says, but those that are not carried.
 fn carried(listed: &str) -> Vec<&str> {
     let libraries = listed.lines().filter_map(|line| line.trim().split_once(" => "));
-    let wanted = libraries.filter(|(name, _)| !NOT_CARRIED.iter().any(|start| name.starts_with(start)));
+    let wanted = libraries.filter(|(name, _)| !NOT_CARRIED.split(' ').any(|start| name.starts_with(start)));
     let paths = wanted.filter_map(|(_, rest)| rest.split_whitespace().next());
     paths.filter(|path| path.starts_with('/')).collect()
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
 use super::kernel::{self, End, Guest};
@@ -44,11 +44,8 @@ pub struct Side {
 }
 
 /// Where rows are run.
-#[derive(Debug)]
 pub struct Bench {
-    /// The launcher.
     softnic: PathBuf,
-    /// Folder of logs and counters.
     pub logs: PathBuf,
     /// Booted for the first row that needs it; or why it cannot be.
     guest: OnceCell<Result<Guest, String>>,
@@ -117,8 +114,7 @@ impl Bench {
 
     fn sides(&self, program: &Program, row: &Row) -> Result<(Vec<Side>, Vec<PathBuf>)> {
         let name = format!("{}-{}", program.name, row.name);
-        let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let folder = self.logs.join(&name);
+        let folder = self.logs.join(name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
         let at = Place { folder, port: free_port()? };
@@ -135,13 +131,10 @@ impl Bench {
         };
         let mut serving = at.serving(&mut on_nic(0, server), row)?;
         let asked = run_logged(&mut on_nic(1, client), &at.file(1, "log"), row.deadline())?;
-        let served = match row.stop && serving.poll()?.is_none() {
-            true => {
-                serving.end();
-                None
-            }
-            false => Some(serving.wait(LEAVING)?),
-        };
+        let is_stopped = row.stop && serving.poll()?.is_none();
+        // A guard that is dropped ends its program.
+        let served = if is_stopped { None } else { Some(serving.wait(LEAVING)?) };
+        drop(serving);
         let sides = vec![at.side(0, served)?, at.side(1, Some(asked))?];
         Ok((sides, vec![at.file(0, "jsonl"), at.file(1, "jsonl")]))
     }
@@ -189,9 +182,7 @@ impl Bench {
         // A row that is to show what is done about lost packets has to lose some.
         let counters = lines(std::slice::from_ref(&stats))?;
         let lost = ["injected_lost_requests", "injected_lost_replies"].map(|name| counted(&counters, name));
-        if row.nic.iter().any(|option| option == "--loss") && lost == [0, 0] {
-            bail!("the NIC lost no packet");
-        }
+        ensure!(!row.nic.iter().any(|option| option == "--loss") || lost != [0, 0], "the NIC lost no packet");
         Ok((sides.into(), vec![stats]))
     }
 
@@ -250,15 +241,10 @@ pub fn judge(row: &Row, sides: &[Side], [messages, bytes]: [u64; 2]) -> Outcome 
     });
     let mut missing = Vec::new();
     let [.., client] = sides else { return Outcome::of(Verdict::Fails, "nothing was run") };
-    let all = |words: &[String], side: &Side| {
-        words
-            .iter()
-            .filter(|words| !side.said.contains(*words))
-            .map(|words| format!("`{words}` is not said"))
-            .collect()
-    };
-    missing.extend::<Vec<String>>(all(&row.says, client));
-    missing.extend::<Vec<String>>(all(&row.server_says, &sides[0]));
+    for (all, side) in [(&row.says, client), (&row.server_says, &sides[0])] {
+        let unsaid = all.iter().filter(|words| !side.said.contains(*words));
+        missing.extend(unsaid.map(|words| format!("`{words}` is not said")));
+    }
     let is_said = |words: &&String| sides.iter().any(|side| side.said.contains(*words));
     missing.extend(row.never.iter().filter(is_said).map(|words| format!("`{words}` is said")));
     for (name, moved, least) in [("messages", messages, row.messages), ("bytes", bytes, row.bytes)] {
@@ -279,16 +265,14 @@ pub fn judge(row: &Row, sides: &[Side], [messages, bytes]: [u64; 2]) -> Outcome 
         let why = bad_end.map(|(_, why)| why).into_iter().chain(missing.into_iter().take(1));
         return failed(row, why.collect::<Vec<_>>().join("; "));
     }
-    let note = row.note.clone();
-    let why = match (bad_end, counted, note) {
+    let why = match (bad_end, counted, row.note.clone()) {
         (Some((_, end)), Some((passed, ..)), note) => {
             format!("{passed} tests passed; {}", note.unwrap_or(end))
         }
         (Some((ended, _)), None, Some(note)) => format!("its data is right, then it {ended}: {note}"),
         (Some((_, end)), None, None) => return Outcome::of(Verdict::Fails, without_places(&end)),
-        (None, Some((passed, skipped @ 1.., _)), note) => {
-            let note = note.map_or_else(String::new, |note| format!(" ({note})"));
-            format!("{passed} tests passed, {skipped} were skipped{note}")
+        (None, Some((passed, skipped @ 1.., _)), _) => {
+            format!("{passed} tests passed, {skipped} were skipped{}", in_brackets(row))
         }
         (None, ..) => return Outcome::of(Verdict::Works, ""),
     };
@@ -296,8 +280,12 @@ pub fn judge(row: &Row, sides: &[Side], [messages, bytes]: [u64; 2]) -> Outcome 
 }
 
 fn failed(row: &Row, why: String) -> Outcome {
-    let note = row.note.as_ref().map_or_else(String::new, |note| format!(" ({note})"));
-    Outcome::of(Verdict::Fails, without_places(&(why + &note)))
+    Outcome::of(Verdict::Fails, without_places(&(why + &in_brackets(row))))
+}
+
+/// The note of a row behind other words.
+fn in_brackets(row: &Row) -> String {
+    row.note.as_ref().map_or_else(String::new, |note| format!(" ({note})"))
 }
 
 /// The sum of the numbers that touch `words`, before or behind them.
@@ -314,21 +302,8 @@ fn sum_beside(text: &str, words: &str) -> u64 {
 
 /// The first line that tells of an error, or else the last one.
 fn first_error(said: &str) -> String {
-    const WORDS: [&str; 12] = [
-        "error",
-        "fail",
-        "cannot",
-        "can't",
-        "couldn't",
-        "unable",
-        "not supported",
-        "refused",
-        "no such",
-        "invalid",
-        "unreachable",
-        "panicked",
-    ];
-    let is_error = |line: &&str| WORDS.iter().any(|word| line.to_lowercase().contains(word));
+    const WORDS: &str = "error, fail, cannot, can't, couldn't, unable, not supported, refused, no such, invalid, unreachable, panicked";
+    let is_error = |line: &&str| WORDS.split(", ").any(|word| line.to_lowercase().contains(word));
     let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut line = lines().find(is_error).or_else(|| lines().next_back()).unwrap_or("it said nothing");
     // UCX and Open MPI begin a line with time and process, in brackets.
@@ -340,9 +315,8 @@ fn first_error(said: &str) -> String {
 
 /// A message without what differs between runs and machines: our folders, and process ids of the NIC.
 fn without_places(text: &str) -> String {
-    let mut text = text
-        .replace(&format!("{}/", target_dir().display()), "")
-        .replace(&format!("{}/", root().display()), "");
+    let folders = [target_dir(), root()].map(|folder| format!("{}/", folder.display()));
+    let mut text = folders.iter().fold(text.to_owned(), |text, folder| text.replace(folder, ""));
     while let Some((before, rest)) = text.split_once("softnic[") {
         let rest = rest.split_once(']').map_or(rest, |(_, rest)| rest);
         text = format!("{before}softnic{rest}");

@@ -8,10 +8,9 @@ use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::unistd::geteuid;
 use serde::Deserialize;
 
@@ -28,6 +27,11 @@ const LIFE_S: u32 = 3600;
 /// Makes the tap, and holds the namespace until stdin ends.
 const HOLD: &str = "PATH=$PATH:/usr/sbin:/sbin; set -e; ip link set lo up; ip tuntap add dev tap0 mode tap; \
     ip addr add HOST/24 dev tap0; ip link set tap0 up; echo '{\"kind\":\"ready\"}'; exec cat";
+
+/// The machine. Without `romfile` it tries to boot from the network first.
+const QEMU: &str = "qemu-system-x86_64 -accel tcg,thread=multi -cpu max -m 512 -smp 2 -nodefaults -nographic \
+    -no-reboot -monitor none -netdev tap,id=net,ifname=tap0,script=no,downscript=no,vnet_hdr=off \
+    -device virtio-net-pci,netdev=net,romfile=,csum=off,gso=off -device virtio-rng-pci";
 
 /// Which end of a row the kernel is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -49,19 +53,15 @@ pub fn filled(command: &str, end: End, kernel: End) -> String {
     command.replace("{device}", device).replace("{gid}", gid).replace("{server}", server)
 }
 
-/// The guest, and the namespace around it.
-#[derive(Debug)]
 pub struct Guest {
     /// Ends before the namespace.
     qemu: ChildGuard,
     namespace: JsonProgram,
     share: PathBuf,
-    console: PathBuf,
     jobs: Cell<u32>,
 }
 
 /// A command that runs in the guest.
-#[derive(Debug)]
 pub struct Job<'a> {
     guest: &'a Guest,
     number: u32,
@@ -73,59 +73,40 @@ impl Guest {
         let share = logs.join("jobs");
         let _ = fs::remove_dir_all(&share);
         fs::create_dir_all(&share).with_context(|| format!("making {}", share.display()))?;
+        let (hold, rights) = (HOLD.replace("HOST", HOST), if geteuid().is_root() { "-n" } else { "-rn" });
         let mut unshare = Command::new("unshare");
-        unshare.arg(if geteuid().is_root() { "-n" } else { "-rn" }).args([
-            "sh",
-            "-c",
-            &HOLD.replace("HOST", HOST),
-        ]);
+        unshare.args([rights, "sh", "-c", &hold]);
         let mut namespace = JsonProgram::start(&mut unshare, &logs.join("namespace.log"))?;
         namespace.json("ready", WAIT).context("a network namespace with a tap (/dev/net/tun)")?;
         let console = logs.join("console.log");
         let mut qemu = inside(&namespace, "timeout");
         qemu.args(["--kill-after=1", &LIFE_S.to_string(), "setpriv", "--pdeathsig", "KILL"]);
-        qemu.arg("qemu-system-x86_64");
-        qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-m", "512", "-smp", "2"]);
-        qemu.args(["-nodefaults", "-nographic", "-no-reboot", "-monitor", "none"]);
-        qemu.arg("-serial").arg(format!("file:{}", console.display()));
+        qemu.args(QEMU.split(' ')).arg("-serial").arg(format!("file:{}", console.display()));
         qemu.arg("-kernel").arg(folder.join("vmlinuz")).arg("-initrd").arg(folder.join("initrd.gz"));
         qemu.args(["-append", "console=ttyS0 quiet panic=-1 net.ifnames=0"]);
-        qemu.args(["-netdev", "tap,id=net,ifname=tap0,script=no,downscript=no,vnet_hdr=off"]);
-        // Without `romfile` it tries to boot from the network first.
-        qemu.args(["-device", "virtio-net-pci,netdev=net,romfile=,csum=off,gso=off"]);
-        qemu.args(["-device", "virtio-rng-pci"]);
-        qemu.arg("-virtfs");
-        qemu.arg(format!("local,path={},mount_tag=host,security_model=none", share.display()));
+        let shared = format!("local,path={},mount_tag=host,security_model=none", share.display());
+        qemu.args(["-virtfs", &shared]);
         say!("compat: booting a guest with Debian's kernel under QEMU, without KVM");
         let qemu = ChildGuard::logged(&mut qemu, &logs.join("qemu.log"))?;
-        let mut guest = Guest { qemu, namespace, share, console, jobs: Cell::new(0) };
-        let since = Instant::now();
-        while !guest.share.join("link").exists() {
-            guest.lives(since, BOOT, "make its RDMA device")?;
-        }
-        let link = fs::read_to_string(guest.share.join("link")).context("reading what the guest says")?;
-        if !link.contains("state ACTIVE") {
-            bail!(
-                "the guest has no RDMA device (`rdma link`: {}); see {}",
-                link.trim(),
-                guest.console.display()
-            );
-        }
-        say!("compat: the guest has {} after {:.0} s", link.trim(), since.elapsed().as_secs_f64());
+        let mut guest = Guest { qemu, namespace, share, jobs: Cell::new(0) };
+        let (since, file, console) = (Instant::now(), guest.share.join("link"), console.display());
+        let booted = wait_for(BOOT, || match (file.exists(), guest.qemu.poll()?) {
+            (true, _) => Ok(Some(())),
+            (false, None) => Ok(None),
+            (false, Some(ended)) => bail!(
+                "QEMU {ended} before the guest could make its RDMA device; see {console} and qemu.log beside it"
+            ),
+        })?;
+        let limit = BOOT.as_secs();
+        ensure!(booted.is_some(), "the guest did not make its RDMA device within {limit} s; see {console}");
+        let link = fs::read_to_string(file).context("reading what the guest says")?;
+        let link = link.trim();
+        ensure!(
+            link.contains("state ACTIVE"),
+            "the guest has no RDMA device (`rdma link`: {link}); see {console}"
+        );
+        say!("compat: the guest has {link} after {:.0} s", since.elapsed().as_secs_f64());
         Ok(guest)
-    }
-
-    /// Waits a moment. Error: the guest has ended, or the time is over.
-    fn lives(&mut self, since: Instant, limit: Duration, what: &str) -> Result<()> {
-        sleep(Duration::from_millis(20));
-        let console = self.console.display();
-        if let Some(ended) = self.qemu.poll()? {
-            bail!("QEMU {ended} before the guest could {what}; see {console} and qemu.log beside it");
-        }
-        if since.elapsed() > limit {
-            bail!("the guest did not {what} within {} s; see {console}", limit.as_secs());
-        }
-        Ok(())
     }
 
     /// A program of this machine in the guest's network.

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use self::bench::{Bench, Outcome};
@@ -58,7 +58,6 @@ pub struct Options {
     out: Option<PathBuf>,
 }
 
-/// Sets up, builds the NIC, and runs what was asked for.
 pub fn run(options: &Options) -> Result<()> {
     let all = programs::list()?;
     if let Some(file) = &options.import {
@@ -89,10 +88,8 @@ pub fn run(options: &Options) -> Result<()> {
     if options.record {
         record(tried, &all)?;
     }
-    match faults.is_empty() {
-        true => Ok(()),
-        false => bail!("{}; logs are in {}", faults.join("; "), bench.logs.display()),
-    }
+    ensure!(faults.is_empty(), "{}; logs are in {}", faults.join("; "), bench.logs.display());
+    Ok(())
 }
 
 /// Puts these rows into the recorded ones, and those into the page.
@@ -105,21 +102,18 @@ fn record(tried: Vec<RowResult>, all: &[Program]) -> Result<()> {
 /// Rows that were asked for, with their programs. Error: a name is unknown.
 fn chosen<'a>(all: &'a [Program], options: &Options) -> Result<Vec<(&'a Program, &'a Row)>> {
     let rows = || all.iter().flat_map(|program| program.rows.iter().map(move |row| (program, row)));
+    let is = |(program, row): (&Program, &Row), name: &String| [&program.name, &row.name].contains(&name);
     for name in &options.only {
-        if !rows().any(|(program, row)| [&program.name, &row.name].contains(&name)) {
-            // Names have commas.
-            let names: Vec<&str> = all.iter().map(|program| program.name.as_str()).collect();
+        if !rows().any(|one| is(one, name)) {
             let both: Vec<&str> = rows().flat_map(|(program, row)| [&*program.name, &*row.name]).collect();
-            let nearest = nearest(name, &both);
-            let names = names.join("; ");
-            return Err(refused(format!(
-                "--only {name}: no such program or row{nearest}; programs are: {names}"
-            )));
+            let what = format!("--only {name}: no such program or row{}", nearest(name, &both));
+            // Names have commas.
+            let names = all.iter().map(|program| program.name.as_str()).collect::<Vec<_>>().join("; ");
+            return Err(refused(format!("{what}; programs are: {names}")));
         }
     }
-    let is_asked = |(program, row): &(&Program, &Row)| {
-        options.only.is_empty() || options.only.iter().any(|name| [&program.name, &row.name].contains(&name))
-    };
+    let is_asked =
+        |one: &(&Program, &Row)| options.only.is_empty() || options.only.iter().any(|name| is(*one, name));
     // A guest takes minutes: without --kernel such rows are no part of a run.
     let is_here = |(_, row): &(&Program, &Row)| {
         row.kernel.is_some() == options.kernel && (!options.gpu || row.gpus > 0)
@@ -188,19 +182,16 @@ fn tried(bench: &Bench, chosen: &[(&Program, &Row)], gpus: Option<&[Gpu]>) -> Ve
     let on = format!("{}, rdma-core {}{}", System::read().name, version("libibverbs1"), in_words(gpus));
     let revision = workspace::in_words(&workspace::revision());
     let day = said(Command::new("date").args(["-u", "+%F"])).unwrap_or_default().trim().to_owned();
-    let mut prepared: Option<(&str, Result<(), String>)> = None;
+    let mut prepared: BTreeMap<&str, Result<(), String>> = BTreeMap::new();
     let mut all = Vec::new();
     for (program, row) in chosen {
         let outcome = if let Some(why) = not_run(program, row, gpus.map(<[Gpu]>::len)) {
             Outcome::of(Verdict::NotRun, why)
         } else {
-            if prepared.as_ref().is_none_or(|(name, _)| *name != program.name) {
-                let result = program.prepare().map_err(|error| format!("{error:#}"));
-                prepared = Some((&program.name, result));
-            }
-            match &prepared {
-                Some((_, Err(why))) => Outcome::of(Verdict::Fails, why),
-                _ => bench.run(program, row),
+            let prepare = || program.prepare().map_err(|error| format!("{error:#}"));
+            match prepared.entry(&program.name).or_insert_with(prepare) {
+                Err(why) => Outcome::of(Verdict::Fails, why.as_str()),
+                Ok(()) => bench.run(program, row),
             }
         };
         let tried = RowResult {

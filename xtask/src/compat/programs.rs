@@ -21,7 +21,6 @@ const PREPARING: Duration = Duration::from_secs(600);
 /// Longest that a program may take to say its version: Python loads PyTorch.
 const ASKING: Duration = Duration::from_secs(60);
 
-/// The file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
@@ -60,7 +59,6 @@ pub struct Row {
     pub tests: Option<String>,
     /// Options of `softnic run`.
     pub nic: Vec<String>,
-    /// Environment of every process.
     pub env: BTreeMap<String, String>,
     /// One process that runs alone.
     pub command: Option<String>,
@@ -73,13 +71,11 @@ pub struct Row {
     pub stop: bool,
     /// What the client, or the process alone, must say.
     pub says: Vec<String>,
-    /// What the server must say.
     pub server_says: Vec<String>,
     /// Text that no output of the run may hold.
     pub never: Vec<String>,
     /// What the program says when it loses a race against itself: such a run says nothing, and is made again.
     pub races: Vec<String>,
-    /// Tests that must pass.
     pub count: Option<Count>,
     /// The least that all NICs together must have received, or else sent, by their own counters.
     pub bytes: u64,
@@ -114,12 +110,6 @@ impl Row {
         Duration::from_secs(self.deadline_s.unwrap_or(60))
     }
 
-    /// The file of that test.
-    #[cfg(test)]
-    pub fn test_file(&self) -> Option<String> {
-        self.tests.as_ref().map(|name| format!("apps/softnic/tests/it/{name}.rs"))
-    }
-
     /// The suite of `cargo xtask test` that runs it.
     pub fn suite(&self) -> &'static str {
         match (self.ci, &self.tests) {
@@ -142,7 +132,6 @@ impl Row {
         }
     }
 
-    /// The options of `softnic run`.
     pub fn options(&self) -> Vec<String> {
         let wire = if self.kernel.is_some() { kernel::on_the_wire() } else { Vec::new() };
         wire.into_iter().chain(self.nic.iter().cloned()).collect()
@@ -151,15 +140,12 @@ impl Row {
     /// What was run, as a user would: the client's command, the one command, or that of the end that is no
     /// kernel. Empty if nothing is.
     pub fn ran(&self) -> String {
-        let (mut commands, Some(kernel)) = (self.commands(), self.kernel) else {
-            return self.ran_by(self.commands().pop());
+        let mut commands = self.commands();
+        let command = match self.kernel {
+            None => commands.pop(),
+            Some(kernel @ End::Server) => commands.last().map(|it| kernel::filled(it, End::Client, kernel)),
+            Some(kernel @ End::Client) => commands.first().map(|it| kernel::filled(it, End::Server, kernel)),
         };
-        let end = if kernel == End::Server { End::Client } else { End::Server };
-        let command = if end == End::Client { commands.pop() } else { commands.into_iter().next() };
-        self.ran_by(command.map(|command| kernel::filled(&command, end, kernel)))
-    }
-
-    fn ran_by(&self, command: Option<String>) -> String {
         let Some(command) = command else { return String::new() };
         let environment = self.env.iter().map(|(name, value)| format!("{name}={value}"));
         let launcher = ["softnic run".to_owned()].into_iter().chain(self.options());
@@ -177,13 +163,11 @@ impl Row {
         }
     }
 
-    /// Whether something shows that it worked.
     pub fn has_proof(&self) -> bool {
         !self.says.is_empty() || self.count.is_some() || self.bytes > 0 || self.messages > 0
     }
 }
 
-/// All of them.
 pub fn list() -> Result<Vec<Program>> {
     parse(LIST)
 }
@@ -191,11 +175,10 @@ pub fn list() -> Result<Vec<Program>> {
 /// Reads such a list. Error: a row has no command, or nothing that proves it.
 pub fn parse(text: &str) -> Result<Vec<Program>> {
     let List { program: programs } = toml::from_str(text).context("xtask/compat/programs.toml")?;
-    for (program, row) in
-        programs.iter().flat_map(|program| program.rows.iter().map(move |row| (program, row)))
-    {
-        let is_run = !row.commands().is_empty() && row.has_proof();
-        ensure!(is_run || row.not_run.is_some(), "{} {}: no command, or no proof", program.name, row.name);
+    for Program { name, rows, .. } in &programs {
+        let is_wrong = |row: &&Row| row.not_run.is_none() && (row.commands().is_empty() || !row.has_proof());
+        let wrong = rows.iter().find(is_wrong).map(|row| &row.name);
+        ensure!(wrong.is_none(), "{name} {}: no command, or no proof", wrong.map_or("", String::as_str));
     }
     Ok(programs)
 }
@@ -207,23 +190,18 @@ impl Program {
         all.join(self.name.replace([' ', ',', '\''], "-"))
     }
 
-    /// Its wheels.
     pub fn wheels(&self) -> Option<&'static wheels::Wheels> {
         let name = self.wheel.as_deref()?;
         wheels::COMPAT.iter().copied().find(|wheels| wheels.what == name)
     }
 
-    /// Packages that are not installed.
     pub fn missing(&self) -> Vec<&str> {
         self.packages.iter().map(String::as_str).filter(|name| setup::version(name).is_none()).collect()
     }
 
-    /// What this machine lacks, in words.
     pub fn lacks(&self) -> Option<String> {
-        let wheels = self
-            .wheels()
-            .filter(|wheels| !wheels.are_there())
-            .map(|wheels| format!("the wheel of {}", wheels.what));
+        let wheels = self.wheels().filter(|wheels| !wheels.are_there());
+        let wheels = wheels.map(|wheels| format!("the wheel of {}", wheels.what));
         let packages = self.missing().into_iter().map(|name| format!("package {name}"));
         let all: Vec<String> = packages.chain(wheels).collect();
         (!all.is_empty()).then(|| format!("{} is missing", all.join(", ")))
@@ -288,6 +266,12 @@ fn said_by(command: &str, limit: Duration) -> Option<String> {
 mod tests {
     use super::*;
 
+    impl Row {
+        /// The file of that test.
+        pub fn test_file(&self) -> Option<String> {
+            self.tests.as_ref().map(|name| format!("apps/softnic/tests/it/{name}.rs"))
+        }
+    }
     #[test]
     fn a_path_with_a_space_and_a_quote_is_one_word_of_every_command() {
         let path = PathBuf::from("/it's here/a $b");

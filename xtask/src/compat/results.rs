@@ -1,5 +1,6 @@
 //! The rows' results: `xtask/compat/results.json`, and tables of `docs/reference/works-with.md` made from it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -12,7 +13,6 @@ use crate::refused::refused;
 use crate::shell::quoted;
 use crate::workspace::Tree;
 
-/// The recorded results.
 pub const RESULTS: &str = "xtask/compat/results.json";
 
 /// What came of a row, the worst first.
@@ -25,14 +25,12 @@ pub enum Verdict {
     Works,
 }
 
-/// What came of one row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowResult {
     pub program: String,
     pub row: String,
     pub version: String,
-    /// What was run.
     pub ran: String,
     pub verdict: Verdict,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -46,7 +44,6 @@ pub struct RowResult {
     pub day: String,
 }
 
-/// All results that are recorded.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recorded {
@@ -58,12 +55,10 @@ impl RowResult {
         (&self.program, &self.row) == (&other.program, &other.row)
     }
 
-    /// The commit of its revision.
     pub fn commit(&self) -> &str {
         self.revision.split(',').next().unwrap_or_default()
     }
 
-    /// The verdict in words.
     pub fn result(&self) -> String {
         let words = match self.verdict {
             Verdict::Works => return "works".into(),
@@ -105,18 +100,16 @@ impl Recorded {
     /// New rows replace old ones, in the order of the list; rows that left the list are gone. What was not
     /// run here replaces nothing that was run elsewhere.
     pub fn with(self, tried: Vec<RowResult>, all: &[Program]) -> Recorded {
-        let replaces = |new: &RowResult, old: &RowResult| {
-            let is_run_elsewhere = new.verdict == Verdict::NotRun && old.verdict != Verdict::NotRun;
-            new.is_of(old) && (new.ran != old.ran || !is_run_elsewhere)
-        };
-        let is_new = |old: &RowResult| tried.iter().any(|new| replaces(new, old));
-        let kept: Vec<RowResult> = self.rows.into_iter().filter(|old| !is_new(old)).collect();
-        let added = tried.iter().filter(|new| !kept.iter().any(|old| old.is_of(new))).cloned();
-        let both: Vec<RowResult> = kept.iter().cloned().chain(added).collect();
         let names =
             all.iter().flat_map(|program| program.rows.iter().map(move |row| (&program.name, &row.name)));
-        let rows = names.filter_map(|(program, row)| {
-            both.iter().find(|it| (&it.program, &it.row) == (program, row)).cloned()
+        let rows = names.filter_map(|name| {
+            let of = |rows: &[RowResult]| rows.iter().find(|it| (&it.program, &it.row) == name).cloned();
+            let (new, old) = (of(&tried), of(&self.rows));
+            let is_run_elsewhere = |old: &RowResult| {
+                let not_run = new.as_ref().filter(|new| new.verdict == Verdict::NotRun);
+                old.verdict != Verdict::NotRun && not_run.is_some_and(|new| new.ran == old.ran)
+            };
+            old.clone().filter(is_run_elsewhere).or(new.clone()).or(old)
         });
         Recorded { rows: rows.collect() }
     }
@@ -131,16 +124,13 @@ impl Recorded {
 pub fn faults(tried: &[RowResult], recorded: &Recorded) -> Vec<String> {
     let mut faults = Vec::new();
     for row in tried {
-        let before = recorded
-            .rows
-            .iter()
-            .find(|before| before.is_of(row) && before.on == row.on)
-            .map(|before| before.verdict);
-        let is_missing = row.verdict == Verdict::NotRun && row.why.ends_with(" is missing");
-        if is_missing {
-            faults.push(format!("{}, {}: {}", row.program, row.row, row.result()));
-        } else if before.is_some_and(|before| row.verdict < before) {
-            faults.push(format!("{}, {}: {}; it was recorded better", row.program, row.row, row.result()));
+        let is_worse =
+            |before: &RowResult| before.is_of(row) && before.on == row.on && row.verdict < before.verdict;
+        let words = format!("{}, {}: {}", row.program, row.row, row.result());
+        if row.verdict == Verdict::NotRun && row.why.ends_with(" is missing") {
+            faults.push(words);
+        } else if recorded.rows.iter().any(is_worse) {
+            faults.push(format!("{words}; it was recorded better"));
         }
     }
     faults
@@ -155,19 +145,15 @@ pub fn table(tree: &Tree) -> Result<String> {
         let program = all.iter().find(|program| program.name == row.program)?;
         program.rows.iter().find(|it| it.name == row.row).map(Row::suite)
     };
-    let mut systems: Vec<&str> = recorded.rows.iter().map(|row| row.on.as_str()).collect();
-    systems.sort_unstable();
-    systems.dedup();
+    let systems: BTreeSet<&str> = recorded.rows.iter().map(|row| row.on.as_str()).collect();
     let mut parts = Vec::new();
     for system in systems {
         let rows: Vec<&RowResult> = recorded.rows.iter().filter(|row| row.on == system).collect();
         let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
         let [works, part, fails, not] =
             [Verdict::Works, Verdict::InPart, Verdict::Fails, Verdict::NotRun].map(count);
-        let mut runs: Vec<String> =
-            rows.iter().map(|row| format!("{} (revision {})", row.day, row.revision)).collect();
-        runs.sort_unstable();
-        runs.dedup();
+        let runs = rows.iter().map(|row| format!("{} (revision {})", row.day, row.revision));
+        let runs: Vec<String> = runs.collect::<BTreeSet<_>>().into_iter().collect();
         let title = "| program | version | run | result | suite |\n|---|---|---|---|---|";
         let line = |row: &&RowResult| {
             let ran = if row.ran.is_empty() { String::new() } else { format!(": `{}`", shown(&row.ran)) };

@@ -28,7 +28,6 @@ const AIM: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(120);
 /// Longest that the client may take for as many answers as [`ANSWERS`] says.
 const RUN: Duration = Duration::from_secs(600);
-/// Packages of the programs.
 const PACKAGES: [&str; 8] = ["-p", "softnic", "-p", "inference-server", "-p", "client", "-p", "profiler"];
 /// Counts of the client that have to be 0, in the table's order.
 const FAULTS: [&str; 4] = ["wrong", "lost", "late", "duplicate"];
@@ -82,7 +81,6 @@ fn answers(text: &str) -> Result<u64, String> {
     answers.ok_or_else(|| format!("{INPUTS} or more are needed, one to each of the {INPUTS} inputs"))
 }
 
-/// Sets up, builds, and runs.
 pub fn run(options: &Options) -> Result<()> {
     let out = options.out.clone().unwrap_or_else(|| workspace::results("demo"));
     let _locked = resume::lock(&out)?;
@@ -203,18 +201,7 @@ fn with_models(command: &mut Command) -> &mut Command {
 /// Prints a row for each second, and returns the client's last line. Fails at a line after `limit`.
 fn table(client: &mut JsonProgram, limit: Duration) -> Result<Value> {
     let since = Instant::now();
-    say!(
-        "{:>6} {:>9} {:>10} {:>9} {:>9} {:>7} {:>7} {:>7} {:>10}",
-        "s",
-        "answers",
-        "answers/s",
-        "p50, ms",
-        "p99, ms",
-        FAULTS[0],
-        FAULTS[1],
-        FAULTS[2],
-        FAULTS[3]
-    );
+    say!("     s   answers  answers/s   p50, ms   p99, ms   wrong    lost    late  duplicate");
     loop {
         let line = client.json_of(&["live", "run"], LIMIT)?;
         if line["kind"] == "run" {
@@ -260,31 +247,22 @@ fn faults(run: &Value, served: &Value, answers: u64) -> Vec<String> {
     faults
 }
 
-/// Numbers and label.
 fn summary(run: &Value, engine: Engine, taken: Duration) -> Vec<String> {
     let number = |pointer: &str| run.pointer(pointer).and_then(Value::as_f64).unwrap_or(f64::NAN);
+    let [nic, link] = ["nic", "link"].map(|name| run[name].as_str().unwrap_or("unknown"));
+    let [p50, p99] = ["/latency/p50_ns", "/latency/p99_ns"].map(|name| number(name) / 1e6);
+    let (rate, most) = (number("/answers_per_second"), AIM.as_secs());
+    let is_met = if taken > AIM { "aim not met" } else { "aim met" };
     let counts = FAULTS.map(|name| format!("{} {name}", run[name])).join(", ");
     let fetch = || format!("engine: ONNX Runtime instead of the twin by: {}", wheels::ONNX_RUNTIME.by_hand());
     let lines = [
         format!("counts: {} answers, {counts}", run["answered"]),
+        format!("time: {:.1} s after the build, at most {most} are the aim: {is_met}", taken.as_secs_f64()),
         format!(
-            "time: {:.1} s after the build, at most {} are the aim: {}",
-            taken.as_secs_f64(),
-            AIM.as_secs(),
-            if taken > AIM { "aim not met" } else { "aim met" }
+            "times: {rate:.1} answers/s, p50 {p50:.2} ms, p99 {p99:.2} ms; the NIC is emulated and shares these cores: \
+             they tell nothing of a card"
         ),
-        format!(
-            "times: {:.1} answers/s, p50 {:.2} ms, p99 {:.2} ms; the NIC is emulated and shares these cores: they tell nothing of a card",
-            number("/answers_per_second"),
-            number("/latency/p50_ns") / 1e6,
-            number("/latency/p99_ns") / 1e6
-        ),
-        format!(
-            "label: NIC {}, link {}, two processes of this machine; {}",
-            run["nic"].as_str().unwrap_or("unknown"),
-            run["link"].as_str().unwrap_or("unknown"),
-            engine.label()
-        ),
+        format!("label: NIC {nic}, link {link}, two processes of this machine; {}", engine.label()),
     ];
     lines.into_iter().chain((engine == Engine::Twin).then(fetch)).collect()
 }

@@ -48,12 +48,8 @@ pub(super) fn pack(out: &Path, folder: &Path, version: &str) -> Result<Option<Pa
     let package = file(out, version);
     let mut build = Command::new("dpkg-deb");
     // Not zstd, Ubuntu's default, which Debian 11 cannot read.
-    build
-        .args(["--root-owner-group", "-Zxz", "--build"])
-        .arg(&stage)
-        .arg(&package)
-        .env("SOURCE_DATE_EPOCH", EPOCH.0);
-    said(&mut build)?;
+    build.args(["--root-owner-group", "-Zxz", "--build"]).args([&stage, &package]);
+    said(build.env("SOURCE_DATE_EPOCH", EPOCH.0))?;
     files::remove(&stage)?;
     Ok(Some(package))
 }
@@ -68,38 +64,40 @@ pub(super) fn lint(package: &Path) -> Result<Option<String>> {
 }
 
 fn fill(stage: &Path, folder: &Path, version: &str) -> Result<()> {
-    let put = |from: &str, to: &str, mode: u32| put(&folder.join(from), &stage.join(to), mode);
-    put("softnic", "usr/bin/softnic", 0o755)?;
-    put(LIBRARY, &format!("usr/lib/softnic/{LIBRARY}"), 0o644)?;
+    let put = |from: &str, to: &str| files::copy(&folder.join(from), &stage.join(to));
+    for (name, to, mode) in [("softnic", "usr/bin", 0o755), (LIBRARY, "usr/lib/softnic", 0o644)] {
+        put(name, &format!("{to}/{name}"))?;
+        fs::set_permissions(stage.join(to).join(name), fs::Permissions::from_mode(mode))?;
+    }
     for name in names_in(&folder.join("include")) {
-        put(&format!("include/{name}"), &format!("usr/include/doorbell/{name}"), 0o644)?;
+        put(&format!("include/{name}"), &format!("usr/include/doorbell/{name}"))?;
     }
     for name in names_in(&folder.join("share/man/man1")) {
         let page = name.strip_suffix(".1").unwrap_or(&name);
         if page == NAME || page.starts_with("softnic-") {
-            put(&format!("share/man/man1/{name}"), &format!("{MAN}/{name}"), 0o644)?;
+            put(&format!("share/man/man1/{name}"), &format!("{MAN}/{name}"))?;
             said(Command::new("gzip").arg("-9n").arg(stage.join(MAN).join(&name)))?;
         }
     }
     for (from, to) in COMPLETIONS {
-        put(from, to, 0o644)?;
+        put(from, to)?;
     }
     for name in names_in(&folder.join("licences")) {
-        put(&format!("licences/{name}"), &format!("{DOC}/licences/{name}"), 0o644)?;
+        put(&format!("licences/{name}"), &format!("{DOC}/licences/{name}"))?;
     }
-    put("parts.spdx.json", &format!("{DOC}/parts.spdx.json"), 0o644)?;
+    put("parts.spdx.json", &format!("{DOC}/parts.spdx.json"))?;
     let pkg_config = pkg_config(version).replace("/include\n", "/include/doorbell\n");
-    write(&stage.join("usr/share/pkgconfig/doorbell.pc"), &pkg_config)?;
-    write(&stage.join(DOC).join("copyright"), COPYRIGHT)?;
+    files::write(&stage.join("usr/share/pkgconfig/doorbell.pc"), &pkg_config)?;
+    files::write(&stage.join(DOC).join("copyright"), COPYRIGHT)?;
     let change = format!(
         "{NAME} ({version}) unstable; urgency=medium\n\n  * Made by cargo xtask dist.\n\n -- {MAINTAINER}  {}\n",
         EPOCH.1
     );
-    write(&stage.join(DOC).join("changelog"), &change)?;
+    files::write(&stage.join(DOC).join("changelog"), &change)?;
     said(Command::new("gzip").arg("-9n").arg(stage.join(DOC).join("changelog")))?;
     let sizes = files::below(stage, &[])?.into_iter().map(|file| Ok(fs::metadata(stage.join(file))?.len()));
     let kib = sizes.sum::<Result<u64>>()?.div_ceil(1024);
-    write(&stage.join("DEBIAN/control"), &control(version, kib))
+    files::write(&stage.join("DEBIAN/control"), &control(version, kib))
 }
 
 const COPYRIGHT: &str = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
@@ -124,16 +122,6 @@ fn control(version: &str, installed_kib: u64) -> String {
     )
 }
 
-fn put(from: &Path, to: &Path, mode: u32) -> Result<()> {
-    files::copy(from, to)?;
-    Ok(fs::set_permissions(to, fs::Permissions::from_mode(mode))?)
-}
-
-fn write(to: &Path, text: &str) -> Result<()> {
-    files::write(to, text)?;
-    Ok(fs::set_permissions(to, fs::Permissions::from_mode(0o644))?)
-}
-
 #[cfg(test)]
 mod tests {
     use measure::need;
@@ -154,7 +142,7 @@ mod tests {
             ("licences/clap-4.txt", "MIT"),
             ("parts.spdx.json", "{}"),
         ] {
-            write(&folder.join(name), text).unwrap();
+            files::write(&folder.join(name), text).unwrap();
         }
     }
 

@@ -5,6 +5,7 @@
 //! headers with a pkg-config file, the crate for Rust tests, licence texts, a list of parts (SPDX 2.3), and
 //! SHA-256 sums. Left out: rdma-core, which each program finds on its host, and CUDA.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -34,7 +35,6 @@ use target::{GLIBC, pkg_config};
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Packages whose programs are in the tarball.
 const PACKAGES: [&str; 5] = ["softnic", "generator", "echo", "inference-server", "client"];
-/// Folders of headers.
 const HEADERS: [&str; 2] = ["crates/rdma-shim/include", "crates/slots/include"];
 
 #[derive(Args)]
@@ -51,7 +51,6 @@ pub struct Options {
     no_install: bool,
 }
 
-/// Builds, checks, packs, and tries it.
 pub fn run(options: &Options) -> Result<()> {
     if let Some(root) = &options.try_in {
         if !root.exists() {
@@ -86,27 +85,17 @@ pub fn run(options: &Options) -> Result<()> {
             }
         }
     }
-    let bytes = fs::metadata(&tarball).context("the tarball")?.len();
+    let mib = fs::metadata(&tarball).context("the tarball")?.len() as f64 / f64::from(1 << 20);
     say!("{}: `pip install` brings the command softnic, and pytest a fixture of the name", wheel.display());
-    say!(
-        "{}: {:.1} MiB, glibc {}.{} or newer",
-        tarball.display(),
-        bytes as f64 / f64::from(1 << 20),
-        GLIBC.0,
-        GLIBC.1
-    );
-    match &options.try_in {
-        Some(root) => {
-            trial::run(root, &tarball, &name, package.as_deref())?;
-            match (package, container::can()) {
-                (Some(package), Ok(())) => container::trial(root, &package, &out)?,
-                (Some(_), Err(why)) => say!("SKIP containers: {why}"),
-                (None, _) => {}
-            }
-            Ok(())
-        }
-        None => Ok(()),
+    say!("{}: {mib:.1} MiB, glibc {}.{} or newer", tarball.display(), GLIBC.0, GLIBC.1);
+    let Some(root) = &options.try_in else { return Ok(()) };
+    trial::run(root, &tarball, &name, package.as_deref())?;
+    match (package, container::can()) {
+        (Some(package), Ok(())) => container::trial(root, &package, &out)?,
+        (Some(_), Err(why)) => say!("SKIP containers: {why}"),
+        (None, _) => {}
     }
+    Ok(())
 }
 
 /// What cargo leaves of [`PACKAGES`]: the programs, and [`LIBRARY`].
@@ -115,7 +104,6 @@ fn files() -> impl Iterator<Item = &'static str> {
     ours.flat_map(|package| package.programs).copied()
 }
 
-/// The programs alone.
 fn programs() -> impl Iterator<Item = &'static str> {
     files().filter(|name| *name != LIBRARY)
 }
@@ -161,16 +149,11 @@ fn check(built: &Path) -> Result<()> {
 
 /// glibc versions newer than `most` that a program asks for, one a line. `wanted`: what `readelf -V` prints.
 fn newer(name: &str, wanted: &str, most: (u32, u32)) -> Vec<String> {
-    let words = wanted.split_whitespace().filter_map(|word| word.strip_prefix("GLIBC_"));
-    let mut versions: Vec<(u32, u32)> = words
-        .filter_map(|version| {
-            let mut parts = version.split('.').map(|part| part.parse().ok());
-            Some((parts.next()??, parts.next()??))
-        })
-        .filter(|version| *version > most)
-        .collect();
-    versions.sort_unstable();
-    versions.dedup();
+    let version = |word: &str| {
+        let mut parts = word.strip_prefix("GLIBC_")?.split('.').map(|part| part.parse().ok());
+        Some((parts.next()??, parts.next()??)).filter(|version| *version > most)
+    };
+    let versions: BTreeSet<(u32, u32)> = wanted.split_whitespace().filter_map(version).collect();
     let of =
         |(major, minor)| format!("{name} asks for glibc {major}.{minor}, newer than {}.{}", most.0, most.1);
     versions.into_iter().map(of).collect()
@@ -197,15 +180,12 @@ fn fill(folder: &Path, built: &Path, version: &str) -> Result<()> {
 
 /// The headers, and where pkg-config finds them.
 fn headers(folder: &Path, version: &str) -> Result<()> {
-    let (include, pkg_config_at) = (folder.join("include"), folder.join("lib/pkgconfig"));
-    fs::create_dir_all(&include)?;
-    fs::create_dir_all(&pkg_config_at)?;
     for from in HEADERS.map(|headers| root().join(headers)) {
         for name in workspace::names_in(&from) {
-            fs::copy(from.join(&name), include.join(&name))?;
+            files::copy(&from.join(&name), &folder.join("include").join(&name))?;
         }
     }
-    Ok(fs::write(pkg_config_at.join("doorbell.pc"), pkg_config(version))?)
+    files::write(&folder.join("lib/pkgconfig/doorbell.pc"), &pkg_config(version))
 }
 
 /// The crate whose attribute runs a Rust test on the NIC, with manifests that need no workspace.
@@ -217,8 +197,7 @@ fn rust_tests(folder: &Path) -> Result<()> {
     {
         let [from, to] =
             [root().join("crates"), folder.to_owned()].map(|at| at.join("softnic-test").join(place));
-        fs::create_dir_all(to.join("src"))?;
-        fs::copy(from.join("src/lib.rs"), to.join("src/lib.rs"))?;
+        files::copy(&from.join("src/lib.rs"), &to.join("src/lib.rs"))?;
         let (version, rust) = (env!("CARGO_PKG_VERSION"), env!("CARGO_PKG_RUST_VERSION"));
         let package = format!(
             "[package]\nname = \"{name}\"\nversion = \"{version}\"\nedition = \"2024\"\nrust-version = \"{rust}\"\n\
@@ -247,8 +226,7 @@ fn sums(folder: &Path) -> Result<String> {
     let mut lines = String::new();
     for file in files::below(folder, &[])? {
         let path = folder.join(&file);
-        let sum =
-            fs::File::open(&path).map_err(anyhow::Error::from).and_then(|file| Ok(Digest::of_reader(file)?));
+        let sum = fs::File::open(&path).and_then(Digest::of_reader);
         let sum = sum.with_context(|| path.display().to_string())?;
         lines.push_str(&format!("{sum}  {}\n", file.display()));
     }

@@ -1,6 +1,5 @@
 //! What the programs are made of: crates of others and Rust's standard library, with their licences.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,6 +26,8 @@ const TEXTS: [&str; 6] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"
 
 /// Rust's standard library as a part. It is linked into each program, and no package of cargo's.
 const STD: &str = "rust-std";
+/// Where it is published.
+const DIST: &str = "https://static.rust-lang.org/dist";
 
 /// What is linked into the programs of these packages.
 pub fn of(metadata: &Metadata, packages: &[&str]) -> Result<Vec<Part>> {
@@ -44,11 +45,8 @@ fn standard_library() -> Result<Part> {
     let version = version.split_whitespace().nth(1).context("rustc says no version")?.to_owned();
     let folder =
         Path::new(said(Command::new("rustc").args(["--print", "sysroot"]))?.trim()).join("share/doc/rust");
-    ensure!(
-        folder.is_dir(),
-        "no {}: a toolchain of rustup has the terms of Rust's library",
-        folder.display()
-    );
+    let at = folder.display();
+    ensure!(folder.is_dir(), "no {at}: a toolchain of rustup has the terms of Rust's library");
     Ok(Part { name: STD.into(), version, licence: "MIT OR Apache-2.0".into(), folder })
 }
 
@@ -78,10 +76,7 @@ fn linked(metadata: &Metadata, listing: &str) -> Result<Vec<Part>> {
 pub fn licences(parts: &[Part], to: &Path) -> Result<()> {
     for part in parts {
         let names = workspace::names_in(&part.folder);
-        let of_terms = names.iter().filter(|name| {
-            let upper = name.to_uppercase();
-            TEXTS.iter().any(|begin| upper.starts_with(begin))
-        });
+        let of_terms = names.iter().filter(|name| TEXTS.iter().any(|it| name.to_uppercase().starts_with(it)));
         let mut text = format!("{} {}: {}\n", part.name, part.version, part.licence);
         for name in of_terms {
             let path = part.folder.join(name);
@@ -109,12 +104,7 @@ pub fn spdx(parts: &[Part], version: &str) -> Result<String> {
     let of = |part: &Part| {
         let Part { name, version, licence, .. } = part;
         let (from, purl) = match name.as_str() {
-            STD => (
-                format!(
-                    "https://static.rust-lang.org/dist/rust-std-{version}-x86_64-unknown-linux-gnu.tar.xz"
-                ),
-                "generic",
-            ),
+            STD => (format!("{DIST}/rust-std-{version}-x86_64-unknown-linux-gnu.tar.xz"), "generic"),
             _ => (format!("https://crates.io/crates/{name}/{version}"), "cargo"),
         };
         json!({
@@ -135,20 +125,15 @@ pub fn spdx(parts: &[Part], version: &str) -> Result<String> {
     let describes = json!({
         "spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": id("doorbell"),
     });
-    let document = BTreeMap::from([
-        ("spdxVersion", json!("SPDX-2.3")),
-        ("SPDXID", json!("SPDXRef-DOCUMENT")),
-        ("dataLicense", json!("CC0-1.0")),
-        ("name", json!(format!("doorbell-{version}"))),
-        ("documentNamespace", json!(format!("https://spdx.org/spdxdocs/doorbell-{version}"))),
+    let document = json!({
+        "spdxVersion": "SPDX-2.3", "SPDXID": "SPDXRef-DOCUMENT", "dataLicense": "CC0-1.0",
+        "name": format!("doorbell-{version}"),
+        "documentNamespace": format!("https://spdx.org/spdxdocs/doorbell-{version}"),
         // The same sources give the same bytes: the time of the build is no part of it.
-        (
-            "creationInfo",
-            json!({ "created": "1970-01-01T00:00:00Z", "creators": ["Tool: cargo-xtask-dist"] }),
-        ),
-        ("packages", std::iter::once(whole).chain(parts.iter().map(of)).collect()),
-        ("relationships", std::iter::once(describes).chain(parts.iter().map(contains)).collect()),
-    ]);
+        "creationInfo": { "created": "1970-01-01T00:00:00Z", "creators": ["Tool: cargo-xtask-dist"] },
+        "packages": std::iter::once(whole).chain(parts.iter().map(of)).collect::<Vec<_>>(),
+        "relationships": std::iter::once(describes).chain(parts.iter().map(contains)).collect::<Vec<_>>(),
+    });
     Ok(serde_json::to_string_pretty(&document)? + "\n")
 }
 

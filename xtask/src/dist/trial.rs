@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::files;
 use crate::process::{Ended, done, last_words, output, run_logged};
@@ -49,12 +49,9 @@ pub fn make(root: &Path) -> Result<()> {
     // What it mounts in the root goes with it, however it ends.
     let mut debootstrap = Command::new("unshare");
     debootstrap.arg("--mount").args(DEBOOTSTRAP).arg(&beside);
-    match run_logged(&mut debootstrap, &log, MAKING)? {
-        Ended::Well => fs::rename(&beside, root).with_context(|| format!("naming {}", root.display())),
-        ended => {
-            bail!("debootstrap {ended}: {} (whole log: {})", last_words(&log), log.display())
-        }
-    }
+    let (ended, at) = (run_logged(&mut debootstrap, &log, MAKING)?, log.display());
+    ensure!(ended == Ended::Well, "debootstrap {ended}: {} (whole log: {at})", last_words(&log));
+    fs::rename(&beside, root).with_context(|| format!("naming {}", root.display()))
 }
 
 /// Refuses what is no such root.
@@ -93,11 +90,8 @@ pub fn run(root: &Path, tarball: &Path, name: &str, package: Option<&Path>) -> R
     said.lines().for_each(|line| say!("  {line}"));
     let problems = missing(&said, package.is_some());
     ensure!(problems.is_empty(), "{}: {}", root.display(), problems.join("; "));
-    say!(
-        "{}: the NIC was found there, and WRITEs passed between two processes{}",
-        root.display(),
-        if package.is_some() { "; the package was installed and removed" } else { "" }
-    );
+    let more = if package.is_some() { "; the package was installed and removed" } else { "" };
+    say!("{}: the NIC was found there, and WRITEs passed between two processes{more}", root.display());
     Ok(())
 }
 

@@ -40,7 +40,6 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Writes the tables and the picture again.
 pub fn write_tables() -> Result<()> {
     let tree = Tree::read(&root())?;
     let mut written = 0;

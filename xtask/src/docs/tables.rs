@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use experiment::Spec;
 use experiment::measured::{Entry, Measured};
 use experiment::table::Row;
@@ -73,9 +73,7 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
         bail!("{path}: no row has the number `{unknown}`, which table {name} lists");
     }
     let rows = made(&measured.entries);
-    if rows.len() < 2 {
-        bail!("{path}: nothing for table {name} was found in it");
-    }
+    ensure!(rows.len() > 1, "{path}: nothing for table {name} was found in it");
     Ok(markdown(&rows))
 }
 
@@ -186,20 +184,30 @@ fn found(judged: &Judged) -> String {
 fn services(entries: &[Entry]) -> Vec<Vec<String>> {
     const NUMBERS: [&str; 7] =
         ["one_us", "half_us", "most_us", "full_us", "full_attended_us", "full_per_s", "one_flag_us"];
-    let mut table = vec![[row(["on", "series"]), row(NUMBERS)].concat()];
+    let numbers = |row: &Row| Some(NUMBERS.map(|name| median(row, name)));
+    let title = [row(["on", "series"]), row(NUMBERS)].concat();
+    [vec![title], by_series(entries, on, numbers)].concat()
+}
+
+/// A line for each series of an entry, with the last number of each column that its rows have. `numbers`:
+/// those of a row, unless the row does not count.
+fn by_series<const N: usize>(
+    entries: &[Entry],
+    name: fn(&Entry) -> String,
+    numbers: impl Fn(&Row) -> Option<[Option<String>; N]>,
+) -> Vec<Vec<String>> {
+    let mut table = Vec::new();
     for entry in entries {
-        let mut lines: BTreeMap<&str, [String; 7]> = BTreeMap::new();
-        for measured in &entry.rows {
-            let cells = lines.entry(&measured.series).or_insert_with(|| [NONE; 7].map(str::to_owned));
-            for (cell, name) in cells.iter_mut().zip(NUMBERS) {
-                median(measured, name).into_iter().for_each(|number| *cell = number);
-            }
+        let mut lines: BTreeMap<&str, [Option<String>; N]> = BTreeMap::new();
+        for (row, numbers) in entry.rows.iter().filter_map(|row| Some((row, numbers(row)?))) {
+            let cells = lines.entry(&row.series).or_insert_with(|| [const { None }; N]);
+            cells.iter_mut().zip(numbers).for_each(|(cell, number)| *cell = number.or(cell.take()));
         }
-        let of = at(on(entry), entry);
-        let line = |(series, cells): (&str, [String; 7])| {
+        let of = at(name(entry), entry);
+        table.extend(lines.into_iter().map(|(series, cells)| {
+            let cells = cells.map(|cell| cell.unwrap_or_else(|| NONE.to_owned()));
             [vec![of.clone(), format!("`{series}`")], cells.into()].concat()
-        };
-        table.extend(lines.into_iter().map(line));
+        }));
     }
     table
 }
@@ -212,10 +220,8 @@ fn by_thread(entries: &[Entry]) -> Vec<Vec<String>> {
         let count = table.len();
         table.extend(lines.map(|line| [vec![at(on(entry), entry)], line].concat()));
         if table.len() == count {
-            let none =
-                [at(on(entry), entry).as_str(), "not kept by the recorded run", NONE, NONE, NONE, NONE]
-                    .map(str::to_owned);
-            table.push(none.into());
+            let of = at(on(entry), entry);
+            table.push(row([&of, "not kept by the recorded run", NONE, NONE, NONE, NONE]));
         }
     }
     table
@@ -248,25 +254,14 @@ fn listed(entries: &[Entry], x: Option<&str>, numbers: &[&str]) -> Vec<Vec<Strin
 fn rates(entries: &[Entry]) -> Vec<Vec<String>> {
     const PAYLOADS: [(u64, &str); 5] =
         [(64, "64 B"), (1024, "1 KiB"), (16384, "16 KiB"), (131_072, "128 KiB"), (1 << 20, "1 MiB")];
-    let mut table =
-        vec![[row(["machine", "poster"]), PAYLOADS.map(|(_, name)| name.to_owned()).into()].concat()];
-    for entry in entries {
-        let mut lines: BTreeMap<&str, [String; 5]> = BTreeMap::new();
-        for measured in &entry.rows {
-            let Some(at) = PAYLOADS.iter().position(|(bytes, _)| measured.x == *bytes) else { continue };
-            // One request a call, as the paper's posters; longer lists are rows of their own.
-            if measured.at.values().all(|value| *value == 1) {
-                let cells = lines.entry(&measured.series).or_insert_with(|| [NONE; 5].map(str::to_owned));
-                cells[at] = median(measured, "wire_gbps").unwrap_or_else(|| NONE.to_owned());
-            }
-        }
-        let of = at(machine(entry), entry);
-        let line = |(series, cells): (&str, [String; 5])| {
-            [vec![of.clone(), format!("`{series}`")], cells.into()].concat()
-        };
-        table.extend(lines.into_iter().map(line));
-    }
-    table
+    let numbers = |row: &Row| {
+        // One request a call, as the paper's posters; longer lists are rows of their own.
+        let counts =
+            row.at.values().all(|value| *value == 1) && PAYLOADS.iter().any(|(bytes, _)| row.x == *bytes);
+        counts.then(|| PAYLOADS.map(|(bytes, _)| median(row, "wire_gbps").filter(|_| row.x == bytes)))
+    };
+    let title = [row(["machine", "poster"]), row(PAYLOADS.map(|(_, name)| name))].concat();
+    [vec![title], by_series(entries, machine, numbers)].concat()
 }
 
 #[cfg(test)]

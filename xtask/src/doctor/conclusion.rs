@@ -32,10 +32,10 @@ impl Conclusion {
     pub fn of(system: &System, cuda: &[(String, String)]) -> Conclusion {
         let is_bundle = carried::folder().is_some();
         let figures_lack = match system.has_packages && !is_bundle {
-            true => setup::missing_names(Purpose::Figure, system),
+            true => setup::names(&setup::missing(Purpose::Figure, system)),
             false => LIBRARIES.into_iter().filter(|name| library_version(name).is_none()).collect(),
         };
-        let mut tests_lack = setup::missing_names(Purpose::Test, system);
+        let mut tests_lack = setup::names(&setup::missing(Purpose::Test, system));
         tests_lack.retain(|name| !figures_lack.contains(name));
         tests_lack.extend(wheels::ALL.iter().filter(|wheels| !wheels.are_there()).map(|wheels| wheels.what));
         let is_loaded = |(name, value): &(String, String)| {
@@ -51,7 +51,6 @@ impl Conclusion {
         }
     }
 
-    /// Which tests and figures run here.
     pub fn runs(&self) -> String {
         let us = workspace::us();
         let tests = match (self.is_bundle, self.has_dpkg && self.tests_lack.is_empty(), self.has_gpu) {

@@ -4,6 +4,7 @@
 //! Why: `docs/store-order.md` («What hardware still has to confirm»), `docs/gpu.md`, `docs/gpu-memory.md`.
 //! `docs/hardware.md` has `xtask/hardware.toml` as printed without a card; it explains different lines.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -33,15 +34,10 @@ enum Part {
     Arm,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct List {
-    check: Vec<Check>,
-}
-
 static CHECKS: LazyLock<Vec<Check>> = LazyLock::new(|| {
-    let list: List = toml::from_str(include_str!("../../hardware.toml")).expect("tests read it");
-    list.check
+    let list: BTreeMap<String, _> =
+        toml::from_str(include_str!("../../hardware.toml")).expect("tests read it");
+    list.into_values().next().expect("it has one list")
 });
 
 /// What this machine has of it.
@@ -55,7 +51,6 @@ pub struct Found {
 }
 
 impl Found {
-    /// Looks below the root of a file system.
     pub fn below(root: &Path) -> Found {
         let devices = root.join("sys/class/infiniband");
         let is_connectx = |name: &String| {
@@ -70,20 +65,15 @@ impl Found {
 
     /// Whether a check can be tried here, in words.
     fn says(&self, check: &Check) -> String {
-        let lacks: Vec<&str> = [
-            (Part::Card, self.cards.is_empty(), "no ConnectX device"),
-            (Part::Gpu, self.gpus.is_empty(), "no NVIDIA GPU"),
-            (Part::Arm, !self.is_arm, "not an arm64 machine"),
-        ]
-        .into_iter()
-        .filter_map(|(part, is_missing, what)| (is_missing && check.needs.contains(&part)).then_some(what))
-        .collect();
-        let has = |part: Part, names: &[String]| match check.needs.contains(&part) {
-            true => names.first().cloned(),
-            false => None,
-        };
-        let with: Vec<String> =
-            has(Part::Card, &self.cards).into_iter().chain(has(Part::Gpu, &self.gpus)).collect();
+        let parts = [
+            (Part::Card, !self.cards.is_empty(), self.cards.first(), "no ConnectX device"),
+            (Part::Gpu, !self.gpus.is_empty(), self.gpus.first(), "no NVIDIA GPU"),
+            (Part::Arm, self.is_arm, None, "not an arm64 machine"),
+        ];
+        let needed = parts.iter().filter(|(part, ..)| check.needs.contains(part));
+        let lacks: Vec<&str> =
+            needed.clone().filter_map(|(_, is_here, _, what)| (!is_here).then_some(*what)).collect();
+        let with: Vec<&str> = needed.filter_map(|(_, _, name, _)| Some(name.as_ref()?.as_str())).collect();
         match (lacks.is_empty(), check.needs.contains(&Part::SecondHost), with.is_empty()) {
             (false, _, _) => format!("n/a: {}", lacks.join(", ")),
             (true, true, _) => "with a second host".into(),
@@ -93,7 +83,6 @@ impl Found {
     }
 }
 
-/// The list, ready to print.
 pub fn list(found: &Found) -> String {
     let mut text = String::from(
         "No card has seen this code. Checks of a card alone were run on the software NIC as they stand. Build the programs first:\n\
@@ -104,11 +93,9 @@ pub fn list(found: &Found) -> String {
         let here = found.says(check);
         text += &format!("\n{name}\n  {unknown}\n  run     {run}\n  expect  {expect}\n  here    {here}\n");
     }
-    let count = CHECKS.iter().filter(|check| !found.says(check).starts_with("n/a")).count();
-    text + &format!(
-        "\n{count} of {} can be tried here; docs/hardware.md says what another line means\n",
-        CHECKS.len()
-    )
+    let (all, count) =
+        (CHECKS.len(), CHECKS.iter().filter(|check| !found.says(check).starts_with("n/a")).count());
+    text + &format!("\n{count} of {all} can be tried here; docs/hardware.md says what another line means\n")
 }
 
 #[cfg(test)]

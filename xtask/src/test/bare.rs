@@ -10,7 +10,6 @@ use anyhow::Result;
 
 use crate::files;
 
-/// Libraries that are to be missing.
 const MISSING: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
 
 /// Packages that load rdma-core.

@@ -24,7 +24,6 @@ const TOLERANCE: f64 = 1.3;
 /// Cores that other programs may use on average while a run is judged.
 const QUIET_CORES: f64 = 0.2;
 
-/// What a run may take.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Budget {
@@ -45,16 +44,13 @@ pub struct Taken {
     other_cores: f64,
 }
 
-/// How a run stands to its budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BudgetStatus {
-    /// Both are kept.
     Kept,
     /// More was taken, within the tolerance or by the clock alone.
     Above,
     /// More than is tolerated, but other programs ran as well.
     NotJudged,
-    /// More than is tolerated.
     Failed,
 }
 
@@ -110,7 +106,6 @@ impl Taken {
 }
 
 /// Counts from its making on.
-#[derive(Debug)]
 pub struct Meter {
     since: Instant,
     /// Seconds before its making: cargo built xtask.

@@ -67,8 +67,7 @@ impl Floors {
         let Some(floor) = self.of(suite) else {
             return Some(format!("suite `{suite}` has no floor in {FILE}"));
         };
-        let is_below = executed < floor;
-        is_below.then(|| format!("suite `{suite}` executed {executed} tests, its floor is {floor}"))
+        (executed < floor).then(|| format!("suite `{suite}` executed {executed} tests, its floor is {floor}"))
     }
 
     /// How many tests that need a GPU a suite must execute where there is one.
@@ -81,23 +80,22 @@ impl Floors {
         let Some(floor) = self.gpu(suite) else {
             return Some(format!("suite `{suite}` has tests named gpu_*, but no `gpu` floor in {FILE}"));
         };
-        let is_below = executed < floor;
-        is_below
+        (executed < floor)
             .then(|| format!("suite `{suite}` executed {executed} tests on the GPU, its floor is {floor}"))
     }
 
     /// Floors that are lower than in any of `earlier`, without a reason.
     fn lowered(&self, earlier: &[Floors]) -> Vec<String> {
-        let kinds = [("", false), ("GPU ", true)];
         let of = |floor: &Floor, gpu: bool| if gpu { floor.gpu.unwrap_or(0) } else { floor.tests };
         let mut problems = Vec::new();
         for (suite, floor) in &self.suite {
             let reasoned = floor.reason.as_ref().is_some_and(|reason| !reason.trim().is_empty());
-            for (kind, gpu) in kinds {
+            for (kind, gpu) in [("", false), ("GPU ", true)] {
                 let now = of(floor, gpu);
                 let once = earlier.iter().filter_map(|floors| floors.suite.get(suite));
-                let highest = once.map(|floor| of(floor, gpu)).max();
-                if let Some(highest) = highest.filter(|highest| *highest > now && !reasoned) {
+                if let Some(highest) =
+                    once.map(|floor| of(floor, gpu)).max().filter(|highest| *highest > now && !reasoned)
+                {
                     problems.push(format!(
                         "the {kind}floor of `{suite}` went from {highest} to {now} without a `reason`"
                     ));
@@ -117,11 +115,9 @@ fn is_debian(os_release: &str) -> bool {
 fn history(root: &Path) -> Vec<Floors> {
     let git = |arguments: &[&str]| said(Command::new("git").args(arguments).current_dir(root)).ok();
     let commits = git(&["log", "--format=%H", "--", FILE]).unwrap_or_default();
+    let of = |commit: &str| toml::from_str(&git(&["show", &format!("{commit}:{FILE}")])?).ok();
     // One that no longer parses is older than the format.
-    commits
-        .lines()
-        .filter_map(|commit| toml::from_str(&git(&["show", &format!("{commit}:{FILE}")])?).ok())
-        .collect()
+    commits.lines().filter_map(of).collect()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ use super::suites::{self, Suite, UnderNic};
 use super::{bare, symbols};
 use crate::carried::TestProgram;
 use crate::packages;
-use crate::process::{Ended, run_timed};
+use crate::process::{Ended, command, run_timed};
 use crate::setup::Purpose;
 use crate::wheels;
 use crate::workspace::{Metadata, root, target_dir};
@@ -35,16 +36,12 @@ const DIST: &str = "dist";
 /// Packages whose suites wait for time-outs of protocols and for peers: they run beside the others.
 const WAIT: [&str; 3] = ["softnic", "echo", "generator"];
 
-/// How much is run.
 #[derive(Clone, Copy, Default)]
 pub struct Extent {
     /// Named suites alone, without the steps before them.
     pub named: bool,
-    /// The long matrices too.
     pub full: bool,
-    /// On a machine without rdma-core.
     pub bare: bool,
-    /// Nothing is installed.
     pub no_install: bool,
 }
 
@@ -197,18 +194,15 @@ impl<'a> Run<'a> {
     pub fn all(&self, jobs: &[Job]) -> Vec<Row> {
         let rows: Vec<OnceLock<Row>> = jobs.iter().map(|_| OnceLock::new()).collect();
         let lanes: BTreeSet<usize> = jobs.iter().map(|job| job.lane).collect();
-        let begun = Mutex::new(0);
+        let begun = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for lane in lanes {
                 let (rows, begun) = (&rows, &begun);
                 scope.spawn(move || {
                     for (job, row) in jobs.iter().zip(rows).filter(|(job, _)| job.lane == lane) {
                         self.wait_for(job.after);
-                        {
-                            let mut begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
-                            *begun += 1;
-                            say!("step {begun} of {}: {} …", jobs.len(), job.name);
-                        }
+                        let at = begun.fetch_add(1, Ordering::Relaxed) + 1;
+                        say!("step {at} of {}: {} …", jobs.len(), job.name);
                         // Whatever becomes of it, the other lanes go on.
                         let _done = DoneOnDrop(self, &job.name);
                         let _ = row.set(self.one(job));
@@ -277,13 +271,10 @@ impl<'a> Run<'a> {
             Work::Suite(suite) => {
                 let _own_address = suite.nic.as_ref().map(UnderNic::prepare).transpose()?;
                 // Bare machines have no libibverbs to find the NIC, and no compiler: tests may skip.
-                let ours = |name: &str| {
-                    name == "REQUIRE" || wheels::ALL.iter().any(|wheels| wheels.variable == name)
-                };
-                let kept = suite.environment.iter().filter(|(name, _)| !(self.extent.bare && ours(name)));
+                let kept: &[_] = if self.extent.bare { &[] } else { &suite.environment };
                 let log = self.test_programs(&suite.package, &job.name, |program| {
                     let mut command = suite.command(program);
-                    command.args(suite.words()).envs(kept.clone().cloned());
+                    command.args(suite.words()).envs(kept.iter().cloned());
                     command
                 })?;
                 Ok((self.judged(&job.name, &log, suite.nic.as_ref()), log))
@@ -333,19 +324,16 @@ impl<'a> Run<'a> {
     /// Runs every test program of a package as cargo does, and joins their logs.
     fn test_programs(&self, package: &str, name: &str, start: impl Fn(&Path) -> Command) -> Result<Log> {
         let programs = self.programs.get().context("its test programs were not built")?;
-        let ours = self.metadata.packages.iter().find(|ours| ours.name == package);
-        let folder =
-            ours.and_then(|ours| ours.manifest_path.parent()).context("a package without a folder")?;
+        let mut ours = self.metadata.packages.iter();
+        let ours = ours.find(|ours| ours.name == package).and_then(|ours| ours.manifest_path.parent());
+        let folder = ours.context("a package without a folder")?;
         let release = target_dir().join("release");
         let mut whole = Log { ended: Some(Ended::Well), ..Log::default() };
         for program in programs.iter().filter(|program| program.package == package) {
             let mut command = start(&program.path);
             command.current_dir(folder).env("CARGO_MANIFEST_DIR", folder);
             // Programs under test are those that users get.
-            for name in packages::released() {
-                command.env(format!("CARGO_BIN_EXE_{name}"), release.join(name));
-            }
-            command.env("SOFTNIC_TEST_LAUNCHER", release.join("softnic"));
+            name_programs(&mut command, packages::released(), &release);
             let shim =
                 programs.iter().find(|program| program.package == "rdma-shim" && program.target == "test-it");
             command.envs(shim.map(|shim| ("SOFTNIC_TEST_SHIM", &shim.path)));
@@ -386,6 +374,12 @@ impl<'a> Run<'a> {
         let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
         Ok(Log { text: String::from_utf8_lossy(&text).into_owned(), path, ended: Some(ended), used })
     }
+}
+
+/// Tells a test program where the programs under test lie: as cargo names a package's own, and the launcher.
+pub fn name_programs<'a>(command: &mut Command, names: impl Iterator<Item = &'a str>, folder: &Path) {
+    command.envs(names.map(|name| (format!("CARGO_BIN_EXE_{name}"), folder.join(name))));
+    command.env("SOFTNIC_TEST_LAUNCHER", folder.join("softnic"));
 }
 
 /// Makes `TMPDIR` of the programs under test, below the machine's own, where names are short enough for
@@ -432,12 +426,6 @@ fn warnings(log: &str) -> String {
         is_within
     });
     lines.map(|line| format!("{line}\n")).collect()
-}
-
-fn command(words: &[String]) -> Command {
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]);
-    command
 }
 
 /// Where logs, and configurations and counters of NICs, lie.

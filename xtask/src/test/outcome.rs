@@ -18,7 +18,6 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Reads a log of `cargo test`.
     pub fn of_log(log: &str) -> Outcome {
         let mut outcome = Outcome::default();
         for line in log.lines() {

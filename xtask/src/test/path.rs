@@ -34,7 +34,7 @@ pub fn folder(target: &Path, needed: Purpose) -> Result<Option<PathBuf>> {
     ]) else {
         return Ok(None);
     };
-    let roots: Vec<&str> = ASKED_FOR.into_iter().chain(setup::wanted_names(needed)).collect();
+    let roots = [&ASKED_FOR[..], &setup::names(&setup::wanted(needed))].concat();
     let packages = with_dependencies(&installed(&listing), &roots);
     let owned = ask(&[&["-L"], &*packages.iter().map(String::as_str).collect::<Vec<_>>()].concat())?;
     // The folders themselves may be links: `/bin` is `/usr/bin`.
@@ -58,7 +58,6 @@ fn ask(arguments: &[&str]) -> Result<String> {
     said(Command::new("dpkg-query").args(arguments))
 }
 
-#[derive(Debug)]
 struct Package<'a> {
     name: &'a str,
     /// Every installation has it.
@@ -90,10 +89,8 @@ fn with_dependencies(installed: &[Package], roots: &[&str]) -> BTreeSet<String> 
     let mut open: Vec<&str> = required.chain(roots.iter().copied()).collect();
     let mut found = BTreeSet::new();
     while let Some(name) = open.pop() {
-        let Some(package) = by_name.get(name).and_then(|packages| packages.first()) else { continue };
-        if !found.insert(package.name.to_owned()) {
-            continue;
-        }
+        let package = by_name.get(name).and_then(|packages| packages.first());
+        let Some(package) = package.filter(|one| found.insert(one.name.to_owned())) else { continue };
         for alternatives in package.depends.split(',') {
             // The first that is installed: a bare machine gets one of them.
             open.extend(alternatives.split('|').flat_map(names).find(|name| by_name.contains_key(name)));

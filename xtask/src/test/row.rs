@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 
 use super::outcome::Outcome;
 use crate::process::Ended;
@@ -30,7 +30,6 @@ pub struct Row {
     pub end: Vec<String>,
 }
 
-/// The log of one program.
 #[derive(Default)]
 pub struct Log {
     pub text: String,
@@ -65,10 +64,8 @@ pub fn minutes(since: Instant) -> f64 {
 /// What is wrong with a suite apart from failed tests.
 pub fn complaint(log: &Log, outcome: &Outcome) -> Option<String> {
     if outcome.ignored > 0 {
-        return Some(format!(
-            "{} tests are marked #[ignore]; need! is the way to skip (INV-9)",
-            outcome.ignored
-        ));
+        let ignored = outcome.ignored;
+        return Some(format!("{ignored} tests are marked #[ignore]; need! is the way to skip (INV-9)"));
     }
     // A program that crashed, hung or did not compile has no result line for it.
     (log.ended != Some(Ended::Well) && outcome.failed == 0).then(|| log.ending())
@@ -128,10 +125,8 @@ pub fn summary(rows: &[Row], budget: &str) -> Result<()> {
     rows.iter().flat_map(|row| &row.outcome.skips).for_each(|skip| say!("{skip}"));
     failures(rows).iter().for_each(|line| say!("{line}"));
     say!("{}", last_line(rows));
-    match rows.iter().any(|row| row.outcome.failed > 0) {
-        true => bail!("not all tests passed"),
-        false => Ok(()),
-    }
+    ensure!(rows.iter().all(|row| row.outcome.failed == 0), "not all tests passed");
+    Ok(())
 }
 
 fn last_line(rows: &[Row]) -> String {

@@ -37,7 +37,6 @@ struct RunOptions {
     starts: Vec<String>,
 }
 
-/// By package.
 static WAYS: LazyLock<BTreeMap<String, RunOptions>> =
     LazyLock::new(|| toml::from_str(include_str!("../../suites.toml")).expect("tests read it"));
 
@@ -53,7 +52,6 @@ pub fn builds(package: &str) -> impl Iterator<Item = &str> {
 /// How the NIC carries messages from one queue to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessagePath {
-    /// Through shared memory.
     Shared,
     /// In packets over UDP, on the loopback interface.
     Wire,
@@ -84,17 +82,14 @@ pub struct Suite {
     pub left_out: Vec<&'static str>,
     /// Environment on top of ours.
     pub environment: Vec<(String, String)>,
-    /// The NIC under it, if it runs on one.
     pub nic: Option<UnderNic>,
 }
 
 impl Suite {
     /// What its test programs are told.
     pub fn words(&self) -> impl Iterator<Item = &'static str> {
-        self.arguments
-            .iter()
-            .map(String::as_str)
-            .chain(self.left_out.iter().flat_map(|part| ["--skip", part]))
+        let left_out = self.left_out.iter().flat_map(|part| ["--skip", part]);
+        self.arguments.iter().map(String::as_str).chain(left_out)
     }
 
     /// Starts one of its test programs, on its NIC if it has one.
@@ -112,7 +107,6 @@ impl Suite {
     }
 }
 
-/// The software NIC of one suite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnderNic {
     message_path: MessagePath,
@@ -209,28 +203,16 @@ fn on(plain: Suite, nic: &str, softnic: &Path, folder: &Path) -> Suite {
         nic.strip_suffix("-wire").map_or((nic, MessagePath::Shared), |layer| (layer, MessagePath::Wire));
     let name = format!("{}-{nic}", plain.name);
     let (config, stats) = (folder.join(format!("{name}.toml")), folder.join(format!("{name}.stats.jsonl")));
-    let file = |path: &Path| path.display().to_string();
+    let [softnic, of_config, of_stats] = [softnic, &config, &stats].map(|path| path.display().to_string());
     let fabric = format!("test-{name}-{}", std::process::id());
-    let runner = [
-        &file(softnic),
-        "run",
-        "--config",
-        &file(&config),
-        "--stats",
-        &file(&stats),
-        "--fabric",
-        &fabric,
-        "--link-layer",
-        layer,
-        "--",
-    ]
-    .map(str::to_owned)
-    .to_vec();
+    let on_files = [&softnic, "run", "--config", &of_config, "--stats", &of_stats];
+    let runner = [&on_files[..], &["--fabric", &fabric, "--link-layer", layer, "--"]].concat();
+    let runner = runner.into_iter().map(str::to_owned).collect();
     // Beside a toolkit and a reference, if the package has one.
     let mut environment = plain.environment.clone();
     let own = environment.pop_if(|(name, _)| name == "REQUIRE").map(|(_, keys)| keys);
-    let keys: Vec<String> = ["nic,softnic".to_owned()].into_iter().chain(own).collect();
-    environment.push(require(&keys.join(",")));
+    let keys = own.map_or_else(String::new, |keys| format!(",{keys}"));
+    environment.push(require(&format!("nic,softnic{keys}")));
     Suite { name, environment, nic: Some(UnderNic { message_path, runner, config, stats }), ..plain }
 }
 
@@ -239,10 +221,11 @@ fn on(plain: Suite, nic: &str, softnic: &Path, folder: &Path) -> Suite {
 fn environment(way: &RunOptions) -> Vec<(String, String)> {
     let wanted =
         [(way.toolkit, &wheels::CUDA, "toolkit"), (way.reference, &wheels::ONNX_RUNTIME, "reference")];
-    let wanted: Vec<_> = wanted.into_iter().filter(|(wanted, ..)| *wanted).collect();
-    let keys: Vec<&str> = wanted.iter().map(|(_, _, key)| *key).collect();
-    let found = |wheels: &Wheels| (wheels.variable.into(), wheels.used().display().to_string());
-    let mut environment: Vec<_> = wanted.iter().map(|(_, wheels, _)| found(wheels)).collect();
+    let (mut environment, mut keys) = (Vec::new(), Vec::new());
+    for (_, wheels, key) in wanted.into_iter().filter(|(wanted, ..)| *wanted) {
+        environment.push((wheels.variable.into(), wheels.used().display().to_string()));
+        keys.push(key);
+    }
     environment.extend((!keys.is_empty()).then(|| require(&keys.join(","))));
     environment
 }

@@ -21,19 +21,20 @@ const INTERPOSED: [&str; 5] = ["open", "ioctl", "mmap", "close", "write"];
 pub fn check(folder: &Path, programs: &[&str]) -> Result<Vec<String>> {
     let libc = dynamic_symbols(&libc()?)?;
     let mut problems = Vec::new();
-    for program in programs {
-        let exported = dynamic_symbols(&folder.join(program))?;
-        problems.extend(exports_of_libc(program, &exported, &libc));
-        problems.extend(needed_early(program, &readelf(&folder.join(program))?));
+    for binary in programs.iter().copied().chain([LIBRARY]) {
+        let exported = dynamic_symbols(&folder.join(binary))?;
+        problems.extend(match binary {
+            LIBRARY => [not_interposed(&exported), foreign_exports(LIBRARY, &exported, &libc)].concat(),
+            program => exports_of_libc(program, &exported, &libc),
+        });
+        problems.extend(needed_early(binary, &tool("readelf", &["-dW"], &folder.join(binary))?));
     }
-    let exported = dynamic_symbols(&folder.join(LIBRARY))?;
-    let absent = INTERPOSED.iter().filter(|name| !exported.contains(**name));
-    problems.extend(
-        absent.map(|name| format!("{LIBRARY} does not export `{name}`, so it interposes nothing there")),
-    );
-    problems.extend(foreign_exports(LIBRARY, &exported, &libc));
-    problems.extend(needed_early(LIBRARY, &readelf(&folder.join(LIBRARY))?));
     Ok(problems)
+}
+
+fn not_interposed(exported: &BTreeSet<String>) -> Vec<String> {
+    let absent = INTERPOSED.iter().filter(|name| !exported.contains(**name));
+    absent.map(|name| format!("{LIBRARY} does not export `{name}`, so it interposes nothing there")).collect()
 }
 
 fn exports_of_libc(binary: &str, exported: &BTreeSet<String>, libc: &BTreeSet<String>) -> Vec<String> {
@@ -53,9 +54,8 @@ fn needed_early(binary: &str, dynamic: &str) -> Vec<String> {
     let needed = dynamic.lines().filter(|line| line.contains("(NEEDED)"));
     let names = needed.filter_map(|line| line.split_once('[')?.1.split(']').next());
     let early = names.filter(|name| {
-        FOUND_AT_RUN_TIME
-            .iter()
-            .any(|library| name.strip_prefix(library).is_some_and(|rest| rest.starts_with(".so")))
+        let library = name.split(".so").next().unwrap_or_default();
+        name.contains(".so") && FOUND_AT_RUN_TIME.contains(&library)
     });
     early.map(|name| format!("{binary} asks the loader for {name} (INV-8)")).collect()
 }
@@ -70,10 +70,6 @@ fn dynamic_symbols(binary: &Path) -> Result<BTreeSet<String>> {
 /// The versions of symbols that a program asks for, as readelf prints them.
 pub fn wanted(binary: &Path) -> Result<String> {
     tool("readelf", &["-VW"], binary)
-}
-
-fn readelf(binary: &Path) -> Result<String> {
-    tool("readelf", &["-dW"], binary)
 }
 
 fn tool(program: &str, arguments: &[&str], binary: &Path) -> Result<String> {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::tool::tool;
+use crate::files;
 use crate::refused::refused;
 use crate::shell::quoted;
 use crate::workspace;
@@ -28,10 +29,8 @@ pub struct Testbed {
     dir: PathBuf,
 }
 
-/// One of its two nodes.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Host name.
     pub name: String,
     pub address: String,
     /// Network namespace, as `ip netns` knows it.
@@ -46,10 +45,8 @@ impl Testbed {
         let dir = std::path::absolute(dir).with_context(|| format!("--dir {}", dir.display()))?;
         // Not a link's name: the kernel lists mounts by their real paths.
         let parent = dir.parent().and_then(|parent| fs::canonicalize(parent).ok());
-        let dir = match (parent, dir.file_name()) {
-            (Some(parent), Some(name)) => parent.join(name),
-            _ => dir,
-        };
+        let real = parent.zip(dir.file_name()).map(|(parent, name)| parent.join(name));
+        let dir = real.unwrap_or(dir);
         let text = dir.display().to_string();
         if quoted(&text) != text || text.contains(['%', ',', ':']) {
             return Err(refused(format!(
@@ -90,7 +87,6 @@ impl Testbed {
         format!("{} testbed {what}{dir}", workspace::us())
     }
 
-    /// How it is used.
     pub fn use_lines(&self) -> Vec<String> {
         let inventory = format!("-i inventories/netns.yml -e testbed_dir={}", self.dir.display());
         vec![
@@ -140,10 +136,7 @@ impl Testbed {
 
     /// Removes the folder, if it is a testbed's.
     pub fn remove_folder(&self) -> Result<()> {
-        if self.is_folder() {
-            fs::remove_dir_all(&self.dir).with_context(|| format!("removing {}", self.dir.display()))?;
-        }
-        Ok(())
+        if self.is_folder() { files::remove(&self.dir) } else { Ok(()) }
     }
 
     /// Whether the folder is a testbed's: it has the mark, or only the beginning of one, as a killed `up` may
@@ -161,8 +154,7 @@ impl Testbed {
     }
 
     fn write(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.dir.join(name);
-        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
+        files::write(&self.dir.join(name), text)
     }
 
     fn ssh_config(&self, port: u16) -> String {

@@ -20,7 +20,6 @@ use crate::descendants::{is_alive, parent, processes};
 /// Longest that processes may take to end after each signal.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What is there.
 #[derive(Debug, Default)]
 pub struct Found {
     supervisors: Vec<u32>,
@@ -30,7 +29,6 @@ pub struct Found {
     folder: bool,
 }
 
-/// What is there of one node.
 #[derive(Debug, Default)]
 struct NodeState {
     namespace: bool,
@@ -143,13 +141,9 @@ pub fn remove(testbed: &Testbed) -> Result<Found> {
     if left.is_nothing() && wrong.is_empty() {
         return Ok(before);
     }
-    let wrong: Vec<String> = wrong.iter().map(|error| format!("{error:#}; ")).collect();
-    bail!(
-        "testbed: not all of {} could be removed: {}left: {}",
-        testbed.dir().display(),
-        wrong.concat(),
-        left.words().join(", ")
-    )
+    let wrong: String = wrong.iter().map(|error| format!("{error:#}; ")).collect();
+    let (dir, left) = (testbed.dir().display(), left.words().join(", "));
+    bail!("testbed: not all of {dir} could be removed: {wrong}left: {left}")
 }
 
 /// Sends the signal to every process, those included that appear meanwhile, and waits for their end.

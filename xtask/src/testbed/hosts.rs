@@ -86,13 +86,9 @@ impl Host {
     }
 
     fn options(&self) -> Result<Vec<String>> {
-        let not = || {
-            refused(format!(
-                "{}: ansible's options of ssh are no words of a shell: {}",
-                self.name, self.options
-            ))
-        };
-        shlex::split(&self.options).ok_or_else(not)
+        let Host { name, options, .. } = self;
+        let not = || refused(format!("{name}: ansible's options of ssh are no words of a shell: {options}"));
+        shlex::split(options).ok_or_else(not)
     }
 
     /// Why it cannot be used.
@@ -109,12 +105,9 @@ impl Host {
                 "{name} is reached by `{connection}` (ansible_connection), and programs are started by ssh"
             ));
         }
-        (self.r#become && self.become_method != "sudo").then(|| {
-            format!(
-                "{name} has ansible_become_method {}, and programs are started by sudo",
-                self.become_method
-            )
-        })
+        let method = &self.become_method;
+        (self.r#become && method != "sudo")
+            .then(|| format!("{name} has ansible_become_method {method}, and programs are started by sudo"))
     }
 }
 
@@ -130,18 +123,17 @@ pub fn of(inventory: &Inventory, folder: &Path) -> Result<[Host; 2]> {
     let variable = format!("hosts_file={}", file.display());
     playbook::run(inventory, "hosts.yml", &[variable], &folder.join("hosts.log"))?;
     let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+    let at = inventory.file.display();
     parse(&text).map_err(|error| match error {
-        Fault::Inventory(why) => refused(format!(
-            "{}: {why}; ansible/inventories/two-hosts.yml is an example to copy",
-            inventory.file.display()
-        )),
+        Fault::Inventory(why) => {
+            refused(format!("{at}: {why}; ansible/inventories/two-hosts.yml is an example to copy"))
+        }
         Fault::Line(error) => anyhow::Error::from(error).context(format!("reading {}", file.display())),
     })
 }
 
 #[derive(Debug)]
 enum Fault {
-    /// What it lacks.
     Inventory(String),
     Line(serde_json::Error),
 }
@@ -149,25 +141,24 @@ enum Fault {
 fn parse(text: &str) -> Result<[Host; 2], Fault> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let hosts: Vec<Host> = lines.map(serde_json::from_str).collect::<Result<_, _>>().map_err(Fault::Line)?;
-    let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
-    let lacks = match names.len() {
-        0 => Some("there is no group `nodes` with hosts in it".to_owned()),
-        2 => None,
-        count => Some(format!(
-            "the group `nodes` has {count} of the two hosts, the sender and the receiver: {}",
-            names.join(", ")
-        )),
-    };
-    let lacks = lacks.or_else(|| hosts.iter().find_map(Host::fault));
-    let lacks = lacks.or_else(|| {
-        let devices = hosts.iter().filter(|host| !host.device.is_empty()).count();
-        (devices == 1).then(|| {
-            "one host has the software NIC and the other one a card: give both an experiment_device, or none".to_owned()
+    let hosts = <[Host; 2]>::try_from(hosts).map_err(|hosts| {
+        let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+        let (count, names) = (names.len(), names.join(", "));
+        Fault::Inventory(match count {
+            0 => "there is no group `nodes` with hosts in it".into(),
+            _ => format!(
+                "the group `nodes` has {count} of the two hosts, the sender and the receiver: {names}"
+            ),
         })
+    })?;
+    let is_mixed = hosts[0].device.is_empty() != hosts[1].device.is_empty();
+    let mixed = is_mixed.then(|| {
+        "one host has the software NIC and the other one a card: give both an experiment_device, or none"
+            .into()
     });
-    match lacks {
+    match hosts.iter().find_map(Host::fault).or(mixed) {
         Some(why) => Err(Fault::Inventory(why)),
-        None => <[Host; 2]>::try_from(hosts).map_err(|_| Fault::Inventory("it has no two hosts".into())),
+        None => Ok(hosts),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 
 use crate::process::JsonProgram;
@@ -90,11 +90,10 @@ pub fn up(testbed: &Testbed, port: u16) -> Result<()> {
     allowed()?;
     let found = Found::of(testbed);
     if !found.is_nothing() {
+        let (dir, down) = (testbed.dir().display(), testbed.command("down"));
+        let there = found.words().join(", ");
         return Err(refused(format!(
-            "a part of a testbed is in {} ({}); remove it with `{}`, then try again",
-            testbed.dir().display(),
-            found.words().join(", "),
-            testbed.command("down")
+            "a part of a testbed is in {dir} ({there}); remove it with `{down}`, then try again"
         )));
     }
     let (since, to_remove) = (Instant::now(), testbed.clone());
@@ -102,11 +101,10 @@ pub fn up(testbed: &Testbed, port: u16) -> Result<()> {
     testbed.claim()?;
     stop::removes(move || found::remove(&to_remove).map(drop).map_err(|error| format!("{error:#}")));
     if let Err(error) = testbed.make(port).and_then(|()| start(testbed)) {
-        let is_full = format!("{error:#}").contains("No space left on device");
-        let error = match is_full {
+        let dir = testbed.dir().display();
+        let error = match format!("{error:#}").contains("No space left on device") {
             true => error.context(format!(
-                "no room for keys and logs in {}: make room there, or give another --dir",
-                testbed.dir().display()
+                "no room for keys and logs in {dir}: make room there, or give another --dir"
             )),
             false => error,
         };
@@ -126,19 +124,14 @@ fn start(testbed: &Testbed) -> Result<()> {
         stop::hold();
         tool(&["ip", "netns", "add", &node.namespace])?;
     }
-    let mtu = bed::MTU.to_string();
-    tool(
-        &[
-            &["ip", "link", "add", "eth0", "mtu", &mtu, "netns", &one.namespace, "type", "veth"][..],
-            &["peer", "name", "eth0", "mtu", &mtu, "netns", &two.namespace],
-        ]
-        .concat(),
-    )?;
-    for node in [&one, &two] {
-        let address = format!("{}/24", node.address);
-        tool(&["ip", "-n", &node.namespace, "link", "set", "lo", "up"])?;
-        tool(&["ip", "-n", &node.namespace, "addr", "add", &address, "dev", "eth0"])?;
-        tool(&["ip", "-n", &node.namespace, "link", "set", "eth0", "up"])?;
+    // No name of a namespace or an address has a blank.
+    let ip = |words: String| tool(&format!("ip {words}").split(' ').collect::<Vec<_>>());
+    let end = |node: &bed::Node| format!("eth0 mtu {} netns {}", bed::MTU, node.namespace);
+    ip(format!("link add {} type veth peer name {}", end(&one), end(&two)))?;
+    for bed::Node { namespace, address, .. } in [&one, &two] {
+        ip(format!("-n {namespace} link set lo up"))?;
+        ip(format!("-n {namespace} addr add {address}/24 dev eth0"))?;
+        ip(format!("-n {namespace} link set eth0 up"))?;
     }
     let us = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(us);
@@ -150,9 +143,7 @@ fn start(testbed: &Testbed) -> Result<()> {
     for node in [&one, &two] {
         let said = tool(&[&testbed.ssh().display().to_string(), &node.name, "hostname"])
             .with_context(|| format!("logging in to {}", node.name))?;
-        if said.trim() != node.name {
-            bail!("{} calls itself `{}`", node.name, said.trim());
-        }
+        ensure!(said.trim() == node.name, "{} calls itself `{}`", node.name, said.trim());
     }
     Ok(())
 }
@@ -177,15 +168,12 @@ pub fn down(testbed: &Testbed) -> Result<()> {
 
 fn status(testbed: &Testbed) -> Result<()> {
     let (found, dir) = (Found::of(testbed), testbed.dir().display());
-    if found.is_nothing() {
-        bail!("testbed: there is none in {dir}; `{}` makes it", testbed.command("up"));
-    }
+    ensure!(!found.is_nothing(), "testbed: there is none in {dir}; `{}` makes it", testbed.command("up"));
     let state = if found.is_whole() { "up" } else { "not whole" };
     say!("testbed: {state} in {dir}");
     found.lines(testbed).iter().for_each(|line| say!("  {line}"));
-    if !found.is_whole() {
-        bail!("testbed: it is not whole; `{}` removes what is there", testbed.command("down"));
-    }
+    let down = testbed.command("down");
+    ensure!(found.is_whole(), "testbed: it is not whole; `{down}` removes what is there");
     testbed.use_lines().iter().for_each(|line| say!("  {line}"));
     Ok(())
 }
@@ -209,8 +197,7 @@ pub fn allowed() -> Result<()> {
 
 /// The first missing capability, by `CapEff` of `proc_pid_status(5)`; numbers as in `linux/capability.h`.
 fn missing_right(status: &str) -> Option<&'static str> {
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    let effective = stop::mask(status, "CapEff:");
     let rights = [("CAP_SYS_ADMIN", 21), ("CAP_NET_ADMIN", 12)];
     rights.into_iter().find(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| name)
 }

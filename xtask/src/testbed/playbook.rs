@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::bed::Testbed;
@@ -17,7 +17,6 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// Longest that `restore.yml` may take, which installs nothing.
 const RESTORE_LIMIT: Duration = Duration::from_secs(120);
 
-/// Which hosts.
 #[derive(Clone, Debug)]
 pub struct Inventory {
     pub file: PathBuf,
@@ -37,7 +36,6 @@ impl Inventory {
         }
     }
 
-    /// The hosts of a file.
     pub fn of_file(file: &Path) -> Result<Inventory> {
         let file = std::path::absolute(file).with_context(|| format!("--where {}", file.display()))?;
         Ok(Inventory { file, variables: Vec::new(), home: None })
@@ -61,10 +59,8 @@ fn command(inventory: &Inventory, playbook: &str, variables: &[String]) -> Comma
 /// Runs `playbook` with `variables`, `NAME=VALUE` or JSON object. Error: what failed on which host, and log.
 pub fn run(inventory: &Inventory, playbook: &str, variables: &[String], log: &Path) -> Result<()> {
     let ended = run_logged(&mut command(inventory, playbook, variables), log, LIMIT)?;
-    if ended == Ended::Well {
-        return Ok(());
-    }
-    bail!("{playbook}: {}", why(&ended.to_string(), log))
+    ensure!(ended == Ended::Well, "{playbook}: {}", why(&ended.to_string(), log));
+    Ok(())
 }
 
 /// Writes back what `tune.yml` found. The signal handler calls it too, so it must not use `run_logged`, which

@@ -1,5 +1,7 @@
 //! Which crate may use which (INV-1): `cargo metadata` and module imports by ARCHITECTURE.md's two tables.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result};
 
 use super::{markdown, source};
@@ -7,12 +9,8 @@ use crate::workspace::{Metadata, Tree};
 
 const MAP: &str = "ARCHITECTURE.md";
 
-#[derive(Debug)]
-struct Row {
-    name: String,
-    floor: u32,
-    may_use: Vec<String>,
-}
+/// Of a package: its floor, and which ones it may use.
+type Rows = BTreeMap<String, (u32, Vec<String>)>;
 
 /// Packages against the arrow table, modules against the module table.
 pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<String>> {
@@ -29,34 +27,36 @@ pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<String>> {
     Ok(violations)
 }
 
-fn arrow_table(map: &str) -> Result<Vec<Row>> {
+/// The entries of a cell, apart by commas, with or without backticks.
+fn list(cell: &str) -> Vec<&str> {
+    cell.split(',').map(|one| one.trim().trim_matches('`')).filter(|one| !one.is_empty()).collect()
+}
+
+fn arrow_table(map: &str) -> Result<Rows> {
     let rows = markdown::table(map, "crate").context("ARCHITECTURE.md: no table with the header `crate`")?;
     let row = |cells: Vec<String>| {
         let floor = cells.get(1).and_then(|cell| cell.parse().ok());
         let floor = floor.with_context(|| format!("ARCHITECTURE.md: `{}` has no floor", cells[0]))?;
-        let may_use = cells.get(2).map_or("", String::as_str);
-        let may_use =
-            may_use.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
-        Ok(Row { name: cells[0].clone(), floor, may_use })
+        let may_use = list(cells.get(2).map_or("", String::as_str)).into_iter().map(str::to_owned).collect();
+        Ok((cells[0].clone(), (floor, may_use)))
     };
     rows.into_iter().map(row).collect()
 }
 
-fn package_arrows(rows: &[Row], metadata: &Metadata) -> Vec<String> {
-    let row = |name: &str| rows.iter().find(|row| row.name == name);
+fn package_arrows(rows: &Rows, metadata: &Metadata) -> Vec<String> {
     let ours = || metadata.packages.iter().filter(|package| package.source.is_none());
     let mut violations = Vec::new();
-    for gone in rows.iter().filter(|row| ours().all(|package| package.name != row.name)) {
-        violations.push(format!("{MAP}: the arrow table lists `{}`, which is no package", gone.name));
+    for gone in rows.keys().filter(|name| ours().all(|package| package.name != **name)) {
+        violations.push(format!("{MAP}: the arrow table lists `{gone}`, which is no package"));
     }
     for package in ours() {
-        let Some(user) = row(&package.name) else {
+        let Some((floor, may_use)) = rows.get(&package.name) else {
             violations.push(format!("{MAP}: the arrow table lacks `{}`", package.name));
             continue;
         };
         for used in package.dependencies.iter().filter(|dependency| dependency.path.is_some()) {
             let place = format!("{} → {}", package.name, used.name);
-            let lower = row(&used.name).is_some_and(|used| used.floor < user.floor);
+            let lower = rows.get(&used.name).is_some_and(|(used, _)| used < floor);
             // Tests may look deeper: `measure` (for `need!`) and any lower crate's `testing` feature.
             if used.kind.as_deref() == Some("dev") {
                 if used.name != "measure" && !lower && used.name != package.name {
@@ -65,7 +65,7 @@ fn package_arrows(rows: &[Row], metadata: &Metadata) -> Vec<String> {
                 }
                 continue;
             }
-            if !user.may_use.contains(&used.name) {
+            if !may_use.contains(&used.name) {
                 violations.push(format!("{place}: the arrow table does not allow this (INV-1)"));
             } else if !lower {
                 violations.push(format!("{place}: arrows go to a lower floor only (INV-1)"));
@@ -82,7 +82,7 @@ const SIBLINGS: &str = "crate::*";
 const ROOMS: &str = "from the ground up: ";
 
 fn room_arrows(tree: &Tree, source: &str, rooms: &str) -> Vec<String> {
-    let rooms: Vec<&str> = rooms.split(',').map(|room| room.trim().trim_matches('`')).collect();
+    let rooms = list(rooms);
     let mut violations = Vec::new();
     for (place, room) in rooms.iter().enumerate() {
         let above = |room: &&str| format!("crate::{}", room.trim_end_matches(".rs"));
@@ -95,8 +95,7 @@ fn room_arrows(tree: &Tree, source: &str, rooms: &str) -> Vec<String> {
 /// `module`: a folder or file; `never`: module paths it must not name, in backticks or bare, comma-separated,
 /// or `crate::*` for all but its own.
 fn module_arrows(tree: &Tree, module: &str, never: &str) -> Vec<String> {
-    let never: Vec<&str> =
-        never.split(',').map(|path| path.trim().trim_matches('`')).filter(|path| !path.is_empty()).collect();
+    let never = list(never);
     let mut violations = Vec::new();
     if !tree.holds(module) {
         violations.push(format!("{MAP}: the module table lists `{module}`, which is not there"));
@@ -139,11 +138,9 @@ fn names(line: &str, path: &str) -> bool {
 fn leaves(line: &str, module: &str, depth: usize) -> bool {
     let own =
         module.split_once("/src/").map_or("", |(_, own)| own).trim_end_matches(".rs").replace('/', "::");
-    let whole = |text: &str| !text.starts_with(|c: char| c.is_alphanumeric() || c == '_');
-    let foreign = |(at, _): (usize, &str)| {
-        let before = line[..at].chars().next_back();
-        let below = line[at + "crate::".len()..].strip_prefix(own.as_str()).is_some_and(whole);
-        !before.is_some_and(|c| c.is_alphanumeric() || c == '_') && !below
+    let foreign = |(at, word): (usize, &str)| {
+        let below = line[at + word.len()..].strip_prefix(own.as_str());
+        !line[..at].ends_with(source::is_name) && below.is_none_or(|below| below.starts_with(source::is_name))
     };
     line.match_indices("crate::").any(foreign) || line.contains(&"super::".repeat(depth + 1))
 }

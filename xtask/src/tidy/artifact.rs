@@ -37,14 +37,11 @@ fn versions(tree: &Tree) -> Vec<String> {
         found.and_then(|rest| rest.split(['"', ']']).next()).unwrap_or("none")
     };
     let own = after("Cargo.toml", "version = \"");
-    let named = [
-        ("CITATION.cff", after("CITATION.cff", "version: ")),
-        ("CHANGELOG.md", after("CHANGELOG.md", "## [")),
-    ];
-    let wrong = named.into_iter().filter(|(_, version)| *version != own);
-    wrong
-        .map(|(file, version)| format!("{file}: its version is «{version}», that of Cargo.toml «{own}»"))
-        .collect()
+    let wrong = |(file, start): (&str, &str)| {
+        let version = after(file, start);
+        (version != own).then(|| format!("{file}: its version is «{version}», that of Cargo.toml «{own}»"))
+    };
+    [("CITATION.cff", "version: "), ("CHANGELOG.md", "## [")].into_iter().filter_map(wrong).collect()
 }
 
 /// Of each claim, in the order of figures and papers: its id, the paper's words, the figure's command, how
@@ -53,11 +50,8 @@ fn claims(tree: &Tree) -> Vec<[String; 6]> {
     let mut all = Vec::new();
     for (path, text) in tree.files() {
         let figure = path.strip_prefix("experiments/fig").and_then(|rest| rest.strip_suffix("/paper.toml"));
-        let Some((figure, paper)) =
-            figure.and_then(|figure| Some((figure, toml::from_str::<Paper>(text).ok()?)))
-        else {
-            continue;
-        };
+        let paper = figure.and_then(|figure| Some((figure, toml::from_str::<Paper>(text).ok()?)));
+        let Some((figure, paper)) = paper else { continue };
         let paper = Paper { name: format!("fig{figure}"), ..paper };
         let beside = |name: &str| tree.get(&format!("experiments/fig{figure}/{name}"));
         let measured = beside("measured.json").and_then(|text| serde_json::from_str(text).ok());

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::source;
+use super::source::{self, is_name};
 use crate::workspace::Tree;
 
 /// Re-exports of re-exports that are followed.
@@ -84,14 +84,14 @@ fn circles<'a>(arrows: &Arrows<'a>) -> Vec<Vec<&'a str>> {
         seen
     };
     let reached: BTreeMap<&str, BTreeSet<&str>> = arrows.keys().map(|from| (*from, reached(from))).collect();
-    let mut circles: Vec<Vec<&str>> = Vec::new();
-    for (from, there) in reached.iter().filter(|(from, there)| there.contains(*from)) {
-        let circle =
-            || there.iter().copied().filter(|to| reached.get(to).is_some_and(|back| back.contains(from)));
-        if !circles.iter().any(|known| known.contains(from)) {
-            circles.push(circle().collect());
-        }
-    }
+    let circle = |(from, there): (&&'a str, &BTreeSet<&'a str>)| {
+        let back = |to: &&str| reached.get(to).is_some_and(|back| back.contains(from));
+        there.iter().copied().filter(back).collect::<Vec<_>>()
+    };
+    let mut circles: Vec<Vec<&str>> =
+        reached.iter().map(circle).filter(|circle| !circle.is_empty()).collect();
+    circles.sort();
+    circles.dedup();
     circles
 }
 
@@ -142,12 +142,10 @@ impl<'a> Module<'a> {
 fn item(line: &str) -> Option<String> {
     const KINDS: [&str; 9] =
         ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules!"];
-    let mut words = line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '!'));
-    let begins = line.starts_with(|c: char| c.is_alphabetic());
-    let is_name = |word: &&str| !word.is_empty() && !KINDS.contains(word);
-    begins
-        .then(|| words.find(|word| KINDS.contains(word)).and_then(|_| words.find(is_name)))?
-        .map(str::to_owned)
+    let mut words = line.split(|c| !(is_name(c) || c == '!')).filter(|word| !word.is_empty());
+    line.chars().next().filter(|first| first.is_alphabetic())?;
+    words.find(|word| KINDS.contains(word))?;
+    words.find(|word| !KINDS.contains(word)).map(str::to_owned)
 }
 
 /// The lines of `impl` blocks, each with the type and whether a trait is implemented.
@@ -176,11 +174,9 @@ fn impl_lines(code: &str) -> impl Iterator<Item = (&str, bool, &str)> {
 
 /// Paths of two parts or more in a text, as `a::b::c`.
 fn paths(code: &str) -> impl Iterator<Item = Vec<String>> {
-    let words = code.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
-    words.filter(|word| word.contains("::")).map(|word| {
-        let parts = word.trim_end_matches("::").split("::");
-        parts.map(|part| part.trim_matches(':').to_owned()).collect::<Vec<String>>()
-    })
+    let words = code.split(|c| !(is_name(c) || c == ':')).filter(|word| word.contains("::"));
+    let parts = |word: &str| word.split("::").map(|part| part.trim_matches(':').to_owned()).collect();
+    words.map(move |word| parts(word.trim_end_matches("::")))
 }
 
 impl<'a> Modules<'a> {
@@ -216,7 +212,7 @@ impl<'a> Modules<'a> {
             for (of, _, line) in impl_lines(&module.code).filter(|(_, is_trait, _)| !is_trait) {
                 // rustfmt indents a method by four.
                 let words = line.strip_prefix("    ").filter(|line| !line.starts_with(' '));
-                let mut words = words.unwrap_or_default().split(|c: char| !(c.is_alphanumeric() || c == '_'));
+                let mut words = words.unwrap_or_default().split(|c| !is_name(c));
                 if let Some(name) = words.find(|word| *word == "fn").and_then(|_| words.next()) {
                     there.entry([of, name]).or_default().insert(module.file);
                 }
@@ -224,21 +220,14 @@ impl<'a> Modules<'a> {
         }
         let mut arrows: Arrows<'a> = BTreeMap::new();
         for module in self.all.values() {
+            let to = arrows.entry(module.file).or_default();
             for (of, _, line) in impl_lines(&module.code) {
                 for call in ["self.", "Self::"].iter().flat_map(|by| line.split(by).skip(1)) {
-                    let name =
-                        call.split(|c: char| !(c.is_alphanumeric() || c == '_')).next().unwrap_or_default();
+                    let name = call.split(|c| !is_name(c)).next().unwrap_or_default();
                     let files = there.get(&[of, name]).filter(|_| call[name.len()..].starts_with('('));
-                    let Some(file) = files.filter(|files| files.len() == 1).and_then(BTreeSet::first) else {
-                        continue;
-                    };
-                    if *file != module.file {
-                        arrows
-                            .entry(module.file)
-                            .or_default()
-                            .entry(file)
-                            .or_default()
-                            .insert(format!("{of}::{name}"));
+                    let file = files.filter(|files| files.len() == 1).and_then(BTreeSet::first);
+                    if let Some(file) = file.filter(|file| **file != module.file) {
+                        to.entry(file).or_default().insert(format!("{of}::{name}"));
                     }
                 }
             }

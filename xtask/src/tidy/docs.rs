@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::markdown;
+use super::source::is_name;
 use crate::workspace::Tree;
 
 const MAP: &str = "ARCHITECTURE.md";
@@ -11,10 +12,7 @@ const GLOSSARY: &str = "docs/glossary.md";
 const MAP_LINES: usize = 250;
 
 pub fn check(tree: &Tree) -> Vec<String> {
-    let mut violations = first_lines(tree);
-    violations.extend(abbreviations(tree));
-    violations.extend(map(tree));
-    violations
+    [first_lines(tree), abbreviations(tree), map(tree)].concat()
 }
 
 /// What the first line of a file of each kind begins with.
@@ -129,8 +127,7 @@ fn types(tree: &Tree) -> BTreeSet<&str> {
     let kinds = ["struct ", "enum ", "trait ", "type "];
     let lines = tree.rust().flat_map(|(_, text)| text.lines());
     let behind = lines.flat_map(|line| kinds.iter().filter_map(|kind| Some(line.split_once(kind)?.1)));
-    let names = behind.map(|rest| rest.split(|c: char| !(c.is_alphanumeric() || c == '_')).next());
-    names.flatten().collect()
+    behind.filter_map(|rest| rest.split(|c| !is_name(c)).next()).collect()
 }
 
 #[cfg(test)]

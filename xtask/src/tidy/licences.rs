@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use spdx::{Expression, LicenseReq, ParseMode};
 
-use crate::workspace::{Metadata, Tree};
+use crate::workspace::{Metadata, Package, Tree};
 
 const LIST: &str = "xtask/licences.toml";
 
@@ -17,21 +17,16 @@ struct AllowList {
 pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<String>> {
     let list = tree.get(LIST).context("xtask/licences.toml is missing")?;
     let list: AllowList = toml::from_str(list).context(LIST)?;
-    let mut violations = packages(metadata, &list.allow);
-    violations.extend(texts(tree));
-    Ok(violations)
+    Ok([packages(metadata, &list.allow), texts(tree)].concat())
 }
 
 fn packages(metadata: &Metadata, allow: &[String]) -> Vec<String> {
-    let wrong = metadata.packages.iter().filter(|package| {
-        let expression = package.license.as_deref().unwrap_or("");
-        !satisfied(expression, allow)
-    });
-    let violation = |package: &crate::workspace::Package| {
+    let violation = |package: &Package| {
         let licence = package.license.as_deref().unwrap_or("no licence");
-        format!("{} {}: `{licence}` is not allowed by {LIST}", package.name, package.version)
+        (!satisfied(licence, allow))
+            .then(|| format!("{} {}: `{licence}` is not allowed by {LIST}", package.name, package.version))
     };
-    wrong.map(violation).collect()
+    metadata.packages.iter().filter_map(violation).collect()
 }
 
 /// Whether an SPDX expression can be met by allowed licences alone; `/` is the old spelling of OR.
@@ -50,21 +45,18 @@ const NOTICES: [&str; 4] = [
 ];
 
 fn texts(tree: &Tree) -> Vec<String> {
-    let mut violations = Vec::new();
-    for (path, text) in tree.files() {
+    let violation = |(path, text): (&str, &str)| {
         // Notices wrap; a licence text is found by its words in a row.
         let flat = text.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
-        if let Some(notice) = NOTICES.iter().find(|notice| flat.contains(**notice)) {
-            violations.push(format!("{path}: holds \"{notice}\""));
-        }
-    }
-    violations
+        let notice = NOTICES.iter().find(|notice| flat.contains(**notice))?;
+        Some(format!("{path}: holds \"{notice}\""))
+    };
+    tree.files().filter_map(violation).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace::Package;
 
     #[test]
     fn expressions_are_read_as_spdx_means_them() {

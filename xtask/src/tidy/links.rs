@@ -16,12 +16,7 @@ pub fn check(tree: &Tree) -> Vec<String> {
             let wrong = wrong(tree, path, target);
             violations.extend(wrong.map(|why| format!("{path}:{line}: {target}: {why} (INV-12)")));
         }
-        match tables::renewed(tree, text) {
-            Ok(renewed) if renewed == *text => {}
-            Ok(_) => violations
-                .push(format!("{path}: a table is not as measured.json has it: cargo xtask docs --tables")),
-            Err(error) => violations.push(format!("{path}: {error:#}")),
-        }
+        violations.extend(stale(path, "a table is", text, tables::renewed(tree, text)));
     }
     let summary = tree.get(SUMMARY).unwrap_or_default();
     let listed: Vec<String> = markdown::links(summary).map(|(_, target)| format!("docs/{target}")).collect();
@@ -36,13 +31,14 @@ pub fn check(tree: &Tree) -> Vec<String> {
 
 /// The picture, if it is not what measured.json gives.
 fn redrawn(committed: &str, drawn: anyhow::Result<String>) -> Option<String> {
-    match drawn {
-        Ok(drawn) if drawn == committed => None,
-        Ok(_) => {
-            Some(format!("{}: is not as measured.json has it: cargo xtask docs --tables", picture::PATH))
-        }
-        Err(error) => Some(format!("{}: {error:#}", picture::PATH)),
-    }
+    stale(picture::PATH, "is", committed, drawn)
+}
+
+/// What is wrong with a committed file that is made otherwise now, or cannot be made. `what`: part and verb.
+fn stale(path: &str, what: &str, committed: &str, made: anyhow::Result<String>) -> Option<String> {
+    let made = made.map(|made| made == committed).map_err(|error| format!("{error:#}"));
+    let why = format!("{what} not as measured.json has it: cargo xtask docs --tables");
+    made.map_or_else(Some, |is_equal| (!is_equal).then_some(why)).map(|why| format!("{path}: {why}"))
 }
 
 /// Documents that sources name.

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use experiment::measured::Measured;
 use serde::Deserialize;
@@ -40,7 +39,7 @@ pub fn check(tree: &Tree) -> Vec<String> {
 /// Entries whose sources changed since their revision: hints, no violations, since a later run may give the
 /// same numbers. Nothing where git cannot tell. Rows of `compat` are entries too.
 pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
-    let (mut hints, mut changes) = (Vec::new(), Changes::new(root));
+    let mut hints = Vec::new();
     for (path, text) in tree.files() {
         let ["experiments", name, "measured.json"] = path.split('/').collect::<Vec<_>>()[..] else {
             continue;
@@ -52,7 +51,7 @@ pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
         for entry in &measured.entries {
             let commits: BTreeSet<&str> = entry.sources().map(|from| from.revision.commit.as_str()).collect();
             for commit in commits {
-                let changes = changes.since(commit, &sources);
+                let changes = changes(root, commit, &sources);
                 if changes > 0 {
                     let (at, machine) = (commit.get(..10).unwrap_or_default(), &entry.machine);
                     hints.push(format!(
@@ -62,7 +61,7 @@ pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
             }
         }
     }
-    hints.extend(outdated_rows(tree, &mut changes));
+    hints.extend(outdated_rows(tree, root));
     hints
 }
 
@@ -71,13 +70,13 @@ const OF_THE_NIC: [&str; 4] =
     ["apps/softnic/src", "crates/mlx5-device/src", "crates/roce/src", "crates/soft-nic/src"];
 
 /// The same of the rows of `compat`, by the revision that they name.
-fn outdated_rows(tree: &Tree, changes: &mut Changes) -> Vec<String> {
+fn outdated_rows(tree: &Tree, root: &Path) -> Vec<String> {
     let recorded = tree.get(RESULTS).and_then(|text| serde_json::from_str(text).ok());
     let recorded: Recorded = recorded.unwrap_or_default();
     let mut rows: BTreeMap<&str, usize> = BTreeMap::new();
     recorded.rows.iter().for_each(|row| *rows.entry(row.commit()).or_default() += 1);
     let hint = |(commit, rows): (&str, usize)| {
-        let changes = changes.since(commit, &OF_THE_NIC);
+        let changes = changes(root, commit, &OF_THE_NIC);
         (changes > 0).then(|| {
             format!("{RESULTS}: {rows} rows: {changes} files of the NIC changed since {commit}; run `cargo xtask compat --record`")
         })
@@ -85,83 +84,45 @@ fn outdated_rows(tree: &Tree, changes: &mut Changes) -> Vec<String> {
     rows.into_iter().filter_map(hint).collect()
 }
 
-/// Which files have other code now than at a commit, tests and comments left aside. Entries share commits.
-struct Changes<'a> {
-    root: &'a Path,
-    /// By path, what is built of a file of HEAD; nothing where HEAD has no such file.
-    now: BTreeMap<String, Option<String>>,
-    /// By commit and path.
-    is_changed: BTreeMap<(String, String), bool>,
-}
-
-impl<'a> Changes<'a> {
-    fn new(root: &'a Path) -> Changes<'a> {
-        Changes { root, now: BTreeMap::new(), is_changed: BTreeMap::new() }
+/// How many files of these sources have other code now than at a commit, tests and comments left aside; none
+/// where git cannot tell.
+fn changes(root: &Path, commit: &str, sources: &[impl AsRef<OsStr>]) -> usize {
+    if sources.is_empty() {
+        return 0;
     }
-
-    /// How many files of these sources changed since a commit; none where git cannot tell.
-    fn since(&mut self, commit: &str, sources: &[impl AsRef<OsStr>]) -> usize {
-        if sources.is_empty() {
-            return 0;
-        }
-        let mut git = Command::new("git");
-        git.args(["diff", "--no-renames", "--name-only", "-z", commit, "HEAD", "--"]).args(sources);
-        let names = said(git.current_dir(self.root)).unwrap_or_default();
-        let paths = names.split('\0').filter(|path| !path.is_empty() && !source::is_test_file(path));
-        let key = |path: &str| (commit.to_owned(), path.to_owned());
-        let paths: Vec<&str> = paths.collect();
-        let unread = |known: &dyn Fn(&str) -> bool| -> Vec<&str> {
-            paths.iter().copied().filter(|path| !known(path)).collect()
-        };
-        let of_now = unread(&|path| self.now.contains_key(path));
-        let of_then = unread(&|path| self.is_changed.contains_key(&key(path)));
-        for (path, text) in texts(self.root, "HEAD", &of_now) {
-            self.now.insert(path.to_owned(), text.map(|text| built(path, &text)));
-        }
-        for (path, text) in texts(self.root, commit, &of_then) {
-            let is_changed = self.now.get(path) != Some(&text.map(|text| built(path, &text)));
-            self.is_changed.insert(key(path), is_changed);
-        }
-        paths.iter().filter(|path| self.is_changed.get(&key(path)) == Some(&true)).count()
-    }
-}
-
-/// The files of a commit at these paths, nothing for one that it has not. Fewer where git cannot tell.
-fn texts<'a>(root: &Path, commit: &str, paths: &[&'a str]) -> Vec<(&'a str, Option<String>)> {
-    let said = blobs(root, paths.iter().map(|path| format!("{commit}:{path}\n")).collect());
-    let said = said.unwrap_or_default();
-    let (mut texts, mut left) = (Vec::new(), &said[..]);
-    for path in paths {
-        // A line `<object> blob <bytes>`, so many bytes and a line's end; or `<name> missing`.
-        let Some(end) = left.iter().position(|&byte| byte == b'\n') else { break };
-        let (head, after) = (String::from_utf8_lossy(&left[..end]), &left[end + 1..]);
-        let bytes = head.rsplit_once(" blob ").and_then(|(_, bytes)| bytes.parse().ok());
-        left = after;
-        let text = bytes.and_then(|bytes| after.split_at_checked(bytes));
-        if let Some((_, after)) = text {
-            left = after.strip_prefix(b"\n").unwrap_or(after);
-        }
-        texts.push((*path, text.map(|(text, _)| String::from_utf8_lossy(text).into_owned())));
-    }
-    texts
-}
-
-/// What `git cat-file --batch` answers to these lines.
-fn blobs(root: &Path, names: String) -> std::io::Result<Vec<u8>> {
     let mut git = Command::new("git");
-    git.args(["cat-file", "--batch"]).current_dir(root).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut git = git.spawn()?;
-    let mut input = git.stdin.take().expect("stdin was piped");
-    // Beside the reader: git answers before it has read all names.
-    let asking = std::thread::spawn(move || input.write_all(names.as_bytes()));
-    let said = git.wait_with_output()?.stdout;
-    asking.join().expect("a write does not panic").map(|()| said)
+    // With so much context both texts of a file are whole.
+    git.args([
+        "-c",
+        "core.quotePath=off",
+        "diff",
+        "--no-renames",
+        "--no-color",
+        "--no-ext-diff",
+        "--no-prefix",
+    ]);
+    git.args(["--unified=1000000", commit, "HEAD", "--"]).args(sources);
+    let said = said(git.current_dir(root)).unwrap_or_default();
+    let is_changed = |file: &&str| {
+        let (names, diff) = file.split_once('\n').unwrap_or_default();
+        // The name stands there twice, apart by a blank.
+        let path = &names[..names.len() / 2];
+        let Some((_, lines)) = diff.split_once("\n@@ ") else { return diff.contains("Binary files ") };
+        let text = |sign| {
+            let lines = lines.lines().skip(1).filter_map(|line| line.strip_prefix([' ', sign]));
+            built(path, &lines.collect::<Vec<_>>().join("\n"))
+        };
+        !source::is_test_file(path) && text('-') != text('+')
+    };
+    format!("\n{said}").split("\ndiff --git ").filter(is_changed).count()
 }
 
 /// What of a source file decides what is built of it: its words without comments and unit tests.
 fn built(path: &str, text: &str) -> String {
-    let is_code = [".rs", ".c", ".h", ".cu"].iter().any(|end| path.ends_with(end));
-    let left = if is_code { source::uncommented(source::without_tests(path, text)) } else { text.to_owned() };
+    let left = match source::is_code(path) {
+        true => source::uncommented(source::without_tests(path, text)),
+        false => text.to_owned(),
+    };
     left.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

@@ -1,6 +1,6 @@
 //! `cargo xtask tidy`: every textual check of the tree, in some seconds; it compiles nothing but itself.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::workspace::{Metadata, Tree, root};
@@ -101,9 +101,7 @@ pub fn run(options: &Options) -> Result<()> {
     if options.report {
         say!("{}", sizes::report(&tree));
     }
-    if count > 0 {
-        bail!("tidy: {count} violations");
-    }
+    ensure!(count == 0, "tidy: {count} violations");
     say!("tidy: {} checks of {} files, nothing wrong", checks.len(), tree.files().count());
     Ok(())
 }

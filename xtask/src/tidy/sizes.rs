@@ -35,23 +35,22 @@ const WIDE_ANYWAY: [(&str, &str, &str); 5] = [
 
 /// Files that git would carry for ever.
 pub fn large(tree: &Tree) -> Vec<String> {
-    let tell = |(path, bytes): &(String, u64)| {
-        format!("{path}: {bytes} bytes; git keeps no file above {LARGE}: take it out")
-    };
-    tree.large().iter().map(tell).collect()
+    let large = tree.large.iter();
+    large
+        .map(|(path, bytes)| format!("{path}: {bytes} bytes; git keeps no file above {LARGE}: take it out"))
+        .collect()
 }
 
 /// Comments of Rust, C and CUDA sources that are wider than code may be; not those behind code.
 fn wide_comments(tree: &Tree) -> impl Iterator<Item = String> {
-    let sources = tree.files().filter(|(path, text)| {
-        [".rs", ".h", ".c", ".cu"].iter().any(|end| path.ends_with(end)) && !is_generated(path, text)
-    });
+    let sources = tree.files().filter(|(path, text)| source::is_code(path) && !is_generated(path, text));
     sources.flat_map(|(path, text)| {
-        let lines = source::comment_lines(text).into_iter();
-        let wide = lines.map(|(at, line)| (at, line.chars().count())).filter(|(_, width)| *width > COLUMNS);
-        wide.map(move |(at, width)| {
-            format!("{path}:{}: a comment of {width} columns, {COLUMNS} at most", at + 1)
-        })
+        let left = source::uncommented(text);
+        let lines = text.lines().zip(left.lines()).zip(1..).filter(|((_, left), _)| left.trim().is_empty());
+        let wide =
+            lines.map(|((line, _), at)| (line.chars().count(), at)).filter(|(width, _)| *width > COLUMNS);
+        let tell = |(width, at)| format!("{path}:{at}: a comment of {width} columns, {COLUMNS} at most");
+        wide.map(tell).collect::<Vec<_>>()
     })
 }
 
@@ -105,8 +104,7 @@ pub(super) fn items(code: &str) -> Vec<Item<'_>> {
     let mut items = Vec::new();
     for (first, line) in lines.iter().enumerate() {
         let indent = line.len() - line.trim_start().len();
-        let mut words =
-            line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+        let mut words = line.split(|c| !source::is_name(c)).filter(|word| !word.is_empty());
         let is_before =
             |word: &&str| ["pub", "crate", "super", "const", "async", "unsafe", "extern"].contains(word);
         let Some(kind @ ("fn" | "struct")) = words.find(|word| !is_before(word)) else { continue };
@@ -133,6 +131,7 @@ pub fn report(tree: &Tree) -> String {
     let of_code: Vec<usize> = sizes.iter().map(|(size, _)| *size).filter(|size| *size > 0).collect();
     let all_lines: usize = files.iter().map(|(_, text)| text.lines().count()).sum();
     let code_lines: usize = sizes.iter().map(|(size, _)| size).sum();
+    let test_share = (all_lines - code_lines) * 100 / all_lines.max(1);
     let comments = count(&files, |line| line.starts_with("//"));
     let non_blank = count(&files, |line| !line.is_empty()).max(1);
     let openings = files.iter().filter(|(_, text)| text.starts_with("//!")).count();
@@ -147,10 +146,7 @@ pub fn report(tree: &Tree) -> String {
         format!("non-test lines of a file, median     {}", of_code.get(of_code.len() / 2).unwrap_or(&0)),
         format!("comment share of non-blank lines     {} %", comments * 100 / non_blank),
         format!("files that open with //!             {} of {}", openings, files.len()),
-        format!(
-            "test share of lines                  {} %",
-            (all_lines - code_lines) * 100 / all_lines.max(1)
-        ),
+        format!("test share of lines                  {test_share} %"),
         format!(".unwrap() outside tests              {unwraps}"),
     ];
     for (size, path) in sizes.iter().rev().take_while(|(size, _)| *size > LONG) {

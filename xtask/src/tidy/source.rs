@@ -16,14 +16,6 @@ pub fn uncommented(text: &str) -> String {
     blank(text, is_comment)
 }
 
-/// The lines that have a comment and nothing else, from zero.
-pub fn comment_lines(text: &str) -> Vec<(usize, &str)> {
-    let left = uncommented(text);
-    let lines = text.lines().zip(left.lines()).enumerate();
-    let alone = lines.filter(|(_, (line, left))| left.trim().is_empty() && !line.trim().is_empty());
-    alone.map(|(at, (line, _))| (at, line)).collect()
-}
-
 fn is_comment(kind: &TokenKind) -> bool {
     matches!(kind, TokenKind::LineComment { .. } | TokenKind::BlockComment { .. })
 }
@@ -72,36 +64,26 @@ pub fn without_tests<'a>(path: &str, text: &'a str) -> &'a str {
 pub fn use_paths(code: &str) -> Vec<(usize, String)> {
     let mut paths = Vec::new();
     for (at, _) in code.match_indices("use ") {
-        let is_word = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
-        let Some(end) = code[at..].find(';').filter(|_| is_word) else { continue };
-        let start = at + "use ".len();
-        let (mut prefixes, mut path) = (vec![String::new()], String::new());
-        let mut push = |path: &mut String, prefixes: &[String], here: usize| {
+        let Some(end) = code[at..].find(';').filter(|_| !code[..at].ends_with(is_name)) else { continue };
+        let (mut prefixes, mut from) = (vec![String::new()], at + "use ".len());
+        for here in (from..=at + end).filter(|here| b"{,};".contains(&code.as_bytes()[*here])) {
             // `a as b`: the name that it gets does not matter. A group's closing brace ends an empty path.
-            let own = path.split(" as ").next().unwrap_or_default().split_whitespace().collect::<String>();
-            if !own.is_empty() {
-                let whole = format!("{}{own}", prefixes.last().map_or("", String::as_str));
-                let line = code[..here].matches('\n').count();
-                paths.push((line, whole.trim_start_matches("::").to_owned()));
-            }
-            path.clear();
-        };
-        for (offset, c) in code[start..at + end].char_indices() {
-            match c {
-                '{' => {
-                    let own = path.split_whitespace().collect::<String>();
-                    prefixes.push(format!("{}{own}", prefixes.last().map_or("", String::as_str)));
-                    path.clear();
+            let own = code[from..here].split(" as ").next().unwrap_or_default().split_whitespace();
+            let own: String = own.collect();
+            let whole = format!("{}{own}", prefixes.last().map_or("", String::as_str));
+            match code.as_bytes()[here] {
+                b'{' => prefixes.push(whole),
+                _ if own.is_empty() => {}
+                _ => {
+                    let line = code[..here].matches('\n').count();
+                    paths.push((line, whole.trim_start_matches("::").to_owned()));
                 }
-                ',' => push(&mut path, &prefixes, start + offset),
-                '}' => {
-                    push(&mut path, &prefixes, start + offset);
-                    prefixes.pop();
-                }
-                c => path.push(c),
             }
+            if code[here..].starts_with('}') {
+                prefixes.pop();
+            }
+            from = here + 1;
         }
-        push(&mut path, &prefixes, at + end);
     }
     paths
 }
@@ -113,9 +95,18 @@ pub fn words(
     table.iter().flat_map(|(what, words)| words.split(' ').map(move |word| (word, *what)))
 }
 
+/// Whether a file is one of Rust, C or CUDA.
+pub fn is_code(path: &str) -> bool {
+    [".rs", ".h", ".c", ".cu"].iter().any(|end| path.ends_with(end))
+}
+
+/// Whether a name may hold this character.
+pub fn is_name(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
 /// Whether `word` stands in `line` as a word of its own.
 pub fn has_word(line: &str, word: &str) -> bool {
-    let is_name = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word)
         .any(|(at, _)| !line[..at].ends_with(is_name) && !line[at + word.len()..].starts_with(is_name))
 }

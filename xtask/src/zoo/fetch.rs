@@ -36,12 +36,6 @@ impl Client {
         let agent = config(Duration::from_secs(60)).https_only(true).build().into();
         Client { agent, pause: Duration::from_secs(2) }
     }
-
-    /// For the tests' server: without TLS, and without the proxy that the environment may name.
-    #[cfg(test)]
-    pub fn of_tests(wait: Duration) -> Client {
-        Client { agent: config(wait).proxy(None).build().into(), pause: Duration::ZERO }
-    }
 }
 
 /// `wait`: for a connection, and for each piece of an answer.
@@ -61,6 +55,12 @@ enum Ended {
     Again(anyhow::Error),
     /// Nothing will change.
     Never(anyhow::Error),
+}
+
+impl From<StoreError> for Ended {
+    fn from(error: StoreError) -> Ended {
+        Ended::Never(mendable(error))
+    }
 }
 
 /// Fills `partial` from the publisher's server and returns the whole file's path. `show` is told how many
@@ -121,9 +121,8 @@ fn attempt(
         error => Ended::Again(error.into()),
     })?;
     let never = |what: String| Ended::Never(refused(format!("{}: {what}", weights.url)));
-    let store = |error| Ended::Never(mendable(error));
     match answer.status() {
-        StatusCode::OK => partial.restart().map_err(store)?,
+        StatusCode::OK => partial.restart()?,
         StatusCode::PARTIAL_CONTENT => {
             let (first, all) =
                 content_range(answer.headers()).ok_or_else(|| never("no Content-Range".into()))?;
@@ -135,7 +134,7 @@ fn attempt(
             }
         }
         StatusCode::RANGE_NOT_SATISFIABLE if partial.bytes() > 0 => {
-            partial.restart().map_err(store)?;
+            partial.restart()?;
             return Err(Ended::Again(anyhow::anyhow!("the server has no such range")));
         }
         status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
@@ -162,10 +161,10 @@ fn receive(
         }
         if partial.bytes() + count as u64 > weights.bytes {
             let more = format!("{}: more than {} bytes came", weights.url, weights.bytes);
-            partial.restart().map_err(|error| Ended::Never(mendable(error)))?;
+            partial.restart()?;
             return Err(Ended::Never(refused(more)));
         }
-        partial.append(&block[..count]).map_err(|error| Ended::Never(mendable(error)))?;
+        partial.append(&block[..count])?;
         show(partial.bytes());
     }
     match partial.bytes() == weights.bytes {
@@ -185,7 +184,19 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
     }
 }
 
-/// The store's errors are the user's to mend.
-fn mendable(error: StoreError) -> anyhow::Error {
+/// Manifests and files of the store are the user's to mend.
+pub fn mendable(error: impl std::fmt::Display) -> anyhow::Error {
     refused(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Client {
+        /// For the tests' server: without TLS, and without the proxy that the environment may name.
+        pub fn of_tests(wait: Duration) -> Client {
+            Client { agent: config(wait).proxy(None).build().into(), pause: Duration::ZERO }
+        }
+    }
 }

@@ -18,7 +18,7 @@ use crate::{carried, stop, workspace};
 
 mod fetch;
 
-use fetch::Client;
+use fetch::{Client, mendable};
 
 /// Where the manifests are, from the root.
 const MANIFESTS: &str = "modelzoo/models";
@@ -67,7 +67,6 @@ pub fn folder() -> PathBuf {
     carried::folder().map_or_else(|| workspace::target_dir().join("zoo"), |bundle| bundle.join("zoo"))
 }
 
-/// Folder of the manifests.
 pub fn manifests() -> PathBuf {
     workspace::root().join(MANIFESTS)
 }
@@ -88,7 +87,6 @@ impl ModelSelection {
     }
 }
 
-/// Does what was asked.
 pub fn run(options: &Options) -> Result<()> {
     match &options.action {
         Action::List(which) => {
@@ -104,9 +102,8 @@ pub fn run(options: &Options) -> Result<()> {
 /// A header, and a row for each model.
 fn list(which: &ModelSelection) -> Result<Vec<String>> {
     let store = which.store();
-    let head = ["model", "parameters", "MACs, 10^6", "input, B", "output, B"];
-    let [model, parameters, macs, input, output] = head;
-    let head = format!("{model:22} {parameters:>11} {macs:>10} {input:>9} {output:>9}  seeded; trained");
+    let head =
+        "model                   parameters MACs, 10^6  input, B output, B  seeded; trained".to_owned();
     let row = |model: Manifest| {
         let outputs: u64 = model.output.iter().map(|output| output.bytes).sum();
         let seeded = state(store.check(&model.seeded_file(), model.seeded.sha256), "not built");
@@ -141,13 +138,11 @@ fn build(which: &ModelSelection) -> Result<()> {
             continue;
         }
         let bytes = model.build();
+        let (name, count) = (&model.name, bytes.len());
         let path = store.write(&file, &bytes, wanted).map_err(|error| match error {
             StoreError::Refused { found, .. } => refused(format!(
-                "{}: the builder writes SHA-256 {found} and {} bytes, {MANIFESTS}/{}.toml says {wanted}; if the architecture \
-                 was changed on purpose, change [seeded] there",
-                model.name,
-                bytes.len(),
-                model.name
+                "{name}: the builder writes SHA-256 {found} and {count} bytes, {MANIFESTS}/{name}.toml says {wanted}; if \
+                 the architecture was changed on purpose, change [seeded] there"
             )),
             error => mendable(error),
         })?;
@@ -275,11 +270,6 @@ fn in_words(model: &Manifest, verified: &Verified) -> String {
         Err(error) => format!("MACs not counted ({error})"),
     };
     format!("{} parameters (published {}), {macs}", verified.parameters, model.counts.parameters)
-}
-
-/// Manifests and files are the user's to mend.
-fn mendable(error: impl std::fmt::Display) -> anyhow::Error {
-    refused(error.to_string())
 }
 
 #[cfg(test)]

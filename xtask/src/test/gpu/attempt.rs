@@ -7,17 +7,16 @@ use std::{env, fs};
 
 use anyhow::{Context, Result};
 
+use super::super::jobs::name_programs;
 use super::super::outcome::Outcome;
 use super::super::row::minutes;
 use super::super::suites::Suite;
-use super::passed::{Mark, Passed};
+use super::passed::{Mark, Passed, Process};
 use super::programs::Tests;
 use crate::carried::TestProgram;
 use crate::gpu_machine::GpuMachine;
-use crate::packages;
 use crate::process::{Ended, run_logged};
-use crate::wheels;
-use crate::workspace;
+use crate::{packages, wheels, workspace};
 
 /// Longest that a destructive test may take.
 const ALONE: Duration = Duration::from_secs(60);
@@ -125,7 +124,9 @@ impl<'a> Attempt<'a> {
         if outcome.failed > 0 || complaint.is_some() {
             self.failed_logs += &said;
         } else if failures.is_empty() {
-            self.passed.push(&name, names, &self.mark, &outcome, minutes(since))?;
+            let (tests, mark, skips) = (names.to_vec(), self.mark.clone(), outcome.skips.clone());
+            let (passed, minutes) = (outcome.passed, minutes(since));
+            self.passed.push(&Process { program: name, tests, mark, passed, skips, minutes })?;
         }
         self.add(outcome);
         self.complaints.extend(complaint);
@@ -149,12 +150,8 @@ impl<'a> Attempt<'a> {
         // What the user asks for stays.
         command.env("REQUIRE", env::var("REQUIRE").unwrap_or_else(|_| ours.into()));
         command.envs(self.machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
-        // As cargo names a package's programs to its tests; the compiled-in paths are another machine's.
-        let programs = workspace::programs();
-        for name in packages::programs() {
-            command.env(format!("CARGO_BIN_EXE_{name}"), programs.join(name));
-        }
-        command.env("SOFTNIC_TEST_LAUNCHER", programs.join("softnic"));
+        // The compiled-in paths are another machine's.
+        name_programs(&mut command, packages::programs(), &workspace::programs());
         command
     }
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::super::outcome::Outcome;
 use crate::files;
 use crate::gpu_machine::GpuMachine;
-use crate::process::{Ended, run_logged};
+use crate::process::{Ended, on_path, run_logged};
 use crate::workspace;
 
 pub const NAME: &str = "examples/cuda_post";
@@ -45,9 +45,9 @@ pub fn run(root: &Path, out: &Path, machine: &GpuMachine, text: &mut String) -> 
         .with_context(|| format!("no line in {NAME} begins with `{LINE}` and says `-o NAME`"))?;
     let mut build = Command::new(nvcc);
     build.args(line.split_whitespace().skip(1)).current_dir(&folder);
-    let mut program_run = Command::new(workspace::programs().join("softnic"));
     let stats = out.join("logs/cuda_post-counters.jsonl");
     let _ = fs::remove_file(&stats);
+    let mut program_run = Command::new(workspace::programs().join("softnic"));
     program_run
         .args(["run", "--stats"])
         .arg(&stats)
@@ -82,9 +82,8 @@ fn few_completions(counters: &str) -> Result<()> {
 fn nvcc(toolkit: Option<&Path>) -> Option<PathBuf> {
     let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
     let homes = toolkit.map(Path::to_owned).into_iter().chain(homes).chain(["/usr/local/cuda".into()]);
-    let path = env::var_os("PATH").unwrap_or_default();
-    let found = homes.map(|home| home.join("bin")).chain(env::split_paths(&path).collect::<Vec<_>>());
-    found.map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file())
+    let mut found = homes.map(|home| home.join("bin/nvcc"));
+    found.find(|nvcc| nvcc.is_file()).or_else(|| on_path(&["nvcc"], &[]))
 }
 
 /// The line that builds it, and the name of what it makes.

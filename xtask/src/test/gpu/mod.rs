@@ -13,7 +13,6 @@ use clap::Args;
 
 use super::floors::Floors;
 use super::jobs::release_build;
-use super::outcome::Outcome;
 use super::row::{Log, Row, finish, minutes, summary};
 use super::suites::{self, Suite};
 use crate::carried::{self, Manifest, TestProgram};
@@ -57,12 +56,10 @@ struct Run<'a> {
 /// Runs all of it; the last line is `N passed, N failed, N skipped`.
 pub fn run(wanted: &[String], options: &GpuOptions) -> Result<()> {
     let machine = GpuMachine::ask()?;
-    let Some(gpu) = machine.gpu() else {
-        return Err(refused(format!(
-            "test --gpu: no GPU here: {}; what needs none: `cargo xtask test` in a checkout",
-            machine.why_none()
-        )));
-    };
+    machine.has_gpu(|why| {
+        format!("test --gpu: no GPU here: {why}; what needs none: `cargo xtask test` in a checkout")
+    })?;
+    let gpu = machine.gpu().unwrap_or_default();
     let mut rows = Vec::new();
     let (programs, floors) = match carried::folder() {
         Some(bundle) => (carried_in(bundle)?, Floors::compiled_in()?),
@@ -84,11 +81,8 @@ pub fn run(wanted: &[String], options: &GpuOptions) -> Result<()> {
         machine.nvrtc.as_deref().unwrap_or("missing"),
         out.display()
     );
-    stop::goes_on_with(format!(
-        "; go on with: {} test --gpu --resume --out {}",
-        workspace::us(),
-        out.display()
-    ));
+    let us = workspace::us();
+    stop::goes_on_with(format!("; go on with: {us} test --gpu --resume --out {}", out.display()));
     let run = Run {
         machine: &machine,
         gpu,
@@ -115,12 +109,9 @@ fn carried_in(bundle: &Path) -> Result<Vec<TestProgram>> {
 impl Run<'_> {
     /// Those that were asked for by name or package; all without a name.
     fn suites(&self, wanted: &[String]) -> Result<Vec<Row>> {
-        let suites = suites::all(
-            &programs::packages(&[])?,
-            &workspace::programs().join("softnic"),
-            &self.out.join("logs"),
-        );
-        let mut suites = self.on_gpu(suites);
+        let softnic = workspace::programs().join("softnic");
+        let all = suites::all(&programs::packages(&[])?, &softnic, &self.out.join("logs"));
+        let mut suites = self.on_gpu(all);
         suites::keep(&mut suites, wanted, " with tests for a GPU")?;
         let mut passed = Passed::open(&self.out.join("passed.jsonl"), self.resume)?;
         suites.iter().map(|suite| self.suite(suite, &mut passed)).collect()
@@ -166,10 +157,8 @@ impl Run<'_> {
         let (since, mut text) = (Instant::now(), String::new());
         say!("{} …", cuda_post::NAME);
         let tried = cuda_post::run(&workspace::root(), self.out, self.machine, &mut text);
-        let (outcome, complaint) = match tried {
-            Ok(outcome) => (outcome, None),
-            Err(error) => (Outcome::default(), Some(format!("{error:#}"))),
-        };
+        let complaint = tried.as_ref().err().map(|error| format!("{error:#}"));
+        let outcome = tried.unwrap_or_default();
         let log = Log { text, ended: Some(Ended::Well), ..Log::default() };
         let name = cuda_post::NAME.to_owned();
         finish(Row { name, minutes: minutes(since), outcome, complaint, ..Row::default() }, &log)

@@ -15,14 +15,14 @@ use crate::{files, workspace};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Process {
+pub struct Process {
     /// Suite and test program.
-    program: String,
-    tests: Vec<String>,
-    mark: Mark,
-    passed: usize,
-    skips: Vec<String>,
-    minutes: f64,
+    pub program: String,
+    pub tests: Vec<String>,
+    pub mark: Mark,
+    pub passed: usize,
+    pub skips: Vec<String>,
+    pub minutes: f64,
 }
 
 /// What must be the same for a result to stand: by their bytes, since a revision with changes names nothing.
@@ -36,7 +36,6 @@ pub struct Mark {
     gpu: String,
 }
 
-/// Reads the programs.
 pub fn mark(programs: &[&TestProgram], on_nic: bool, gpu: &str) -> Result<Mark> {
     let folder = workspace::programs();
     let nic = ["softnic", LIBRARY].map(|name| folder.join(name));
@@ -73,16 +72,7 @@ impl Passed {
         Some((outcome, found.minutes))
     }
 
-    pub fn push(
-        &mut self,
-        program: &str,
-        tests: &[String],
-        mark: &Mark,
-        outcome: &Outcome,
-        minutes: f64,
-    ) -> Result<()> {
-        let (program, tests, mark, skips) =
-            (program.to_owned(), tests.to_vec(), mark.clone(), outcome.skips.clone());
-        Ok(self.file.push(&Process { program, tests, mark, passed: outcome.passed, skips, minutes })?)
+    pub fn push(&mut self, process: &Process) -> Result<()> {
+        Ok(self.file.push(process)?)
     }
 }

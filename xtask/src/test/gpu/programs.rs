@@ -7,8 +7,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
-use serde::Deserialize;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use super::super::suites::Suite;
 use crate::carried::TestProgram;
@@ -29,10 +29,8 @@ pub fn packages(wanted: &[String]) -> Result<Vec<&'static str>> {
     let all: Vec<&str> =
         PACKAGES.iter().filter(|package| package.gpu_tests).map(|package| package.name).collect();
     if let Some(unknown) = wanted.iter().find(|name| !all.contains(&name.as_str())) {
-        let (nearest, all) = (nearest(unknown, &all), all.join(", "));
-        return Err(refused(format!(
-            "no package `{unknown}` has tests for a GPU{nearest}; there are: {all}"
-        )));
+        let what = format!("no package `{unknown}` has tests for a GPU{}", nearest(unknown, &all));
+        return Err(refused(format!("{what}; there are: {}", all.join(", "))));
     }
     let is_wanted = |name: &&str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
     Ok(all.into_iter().filter(is_wanted).collect())
@@ -47,53 +45,27 @@ pub fn build(packages: &[&str]) -> Result<Vec<TestProgram>> {
         cargo.args(["test", "--no-run", "--quiet", "--locked", "-p", package]);
         cargo.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
         let output = cargo.output().context("starting cargo test --no-run")?;
-        if !output.status.success() {
-            bail!("cargo test --no-run -p {package} failed");
-        }
-        programs.extend(said_by_cargo(&String::from_utf8_lossy(&output.stdout), |_| {
-            Some((*package).to_owned())
-        })?);
+        ensure!(output.status.success(), "cargo test --no-run -p {package} failed");
+        let said = String::from_utf8_lossy(&output.stdout);
+        programs.extend(said_by_cargo(&said, |_| Some((*package).to_owned()))?);
     }
     Ok(programs)
-}
-
-/// One line of cargo, as far as it is looked at.
-#[derive(Deserialize)]
-struct Message {
-    reason: String,
-    #[serde(default)]
-    manifest_path: std::path::PathBuf,
-    executable: Option<std::path::PathBuf>,
-    target: Option<Target>,
-    profile: Option<Profile>,
-}
-
-#[derive(Deserialize)]
-struct Target {
-    kind: Vec<String>,
-    name: String,
-}
-
-#[derive(Deserialize)]
-struct Profile {
-    test: bool,
 }
 
 /// Test programs in cargo's messages, one JSON object a line. `package_of`: the package of a `Cargo.toml`.
 pub fn said_by_cargo(said: &str, package_of: impl Fn(&Path) -> Option<String>) -> Result<Vec<TestProgram>> {
     let mut programs = Vec::new();
     for line in said.lines().filter(|line| line.starts_with('{')) {
-        let message: Message = serde_json::from_str(line).context("reading what cargo says")?;
-        let (Some(path), Some(target), Some(profile)) = (message.executable, message.target, message.profile)
-        else {
-            continue;
-        };
-        if message.reason == "compiler-artifact" && profile.test {
-            let kind = target.kind.first().map_or("lib", String::as_str);
-            let at = message.manifest_path.display();
-            let package = package_of(&message.manifest_path)
-                .with_context(|| format!("{at}: no package of the workspace"))?;
-            programs.push(TestProgram { package, target: format!("{kind}-{}", target.name), path });
+        let message: Value = serde_json::from_str(line).context("reading what cargo says")?;
+        let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
+        let (target, manifest) = (&message["target"], message["manifest_path"].as_str().unwrap_or_default());
+        if let (true, Some(path), Some(name)) =
+            (is_test, message["executable"].as_str(), target["name"].as_str())
+        {
+            let kind = target["kind"][0].as_str().unwrap_or("lib");
+            let package = package_of(Path::new(manifest));
+            let package = package.with_context(|| format!("{manifest}: no package of the workspace"))?;
+            programs.push(TestProgram { package, target: format!("{kind}-{name}"), path: path.into() });
         }
     }
     Ok(programs)

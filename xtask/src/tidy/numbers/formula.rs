@@ -1,6 +1,7 @@
 //! Formulas: sums, products, powers and shifts of numbers and names, as in pages, Rust, C and CUDA constants.
 
 use super::quantity::{Quantity, Unit};
+use crate::tidy::source::is_name;
 
 /// Finds what a name stands for, as it is written: with the modules before it.
 type LookUp<'a> = dyn Fn(&str) -> Result<Quantity, String> + 'a;
@@ -12,7 +13,6 @@ const LEVELS: [&[char]; 4] = [&['<'], &['+', '-'], &['*', '/'], &['^']];
 const DURATIONS: [(&str, &str); 4] =
     [("from_nanos", "ns"), ("from_micros", "us"), ("from_millis", "ms"), ("from_secs", "s")];
 
-/// Works a formula out.
 pub fn evaluate(text: &str, look_up: &LookUp<'_>) -> Result<Quantity, String> {
     let mut parser = Parser { rest: text.trim(), look_up };
     let quantity = parser.operation(0)?;
@@ -22,13 +22,8 @@ pub fn evaluate(text: &str, look_up: &LookUp<'_>) -> Result<Quantity, String> {
     }
 }
 
-/// The names in a formula.
 pub fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c: char| !is_word(c)).filter(|word| word.starts_with(|c: char| c.is_alphabetic() || c == '_'))
-}
-
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
+    text.split(|c| !is_name(c)).filter(|word| word.starts_with(|c: char| is_name(c) && !c.is_numeric()))
 }
 
 struct Parser<'a> {
@@ -58,8 +53,7 @@ impl Parser<'_> {
         let quantity = if self.rest.starts_with('(') {
             self.group()?
         } else {
-            let end =
-                self.rest.find(|c: char| !is_word(c) && c != '.' && c != ':').unwrap_or(self.rest.len());
+            let end = self.rest.find(|c| !is_name(c) && c != '.' && c != ':').unwrap_or(self.rest.len());
             let word = &self.rest[..end];
             self.skip(end);
             match word.starts_with(|c: char| c.is_ascii_digit()) {
@@ -74,7 +68,7 @@ impl Parser<'_> {
         // A conversion changes no number that is written down.
         if let Some(rest) = self.rest.strip_prefix("as ") {
             self.rest = rest;
-            self.skip(rest.find(|c: char| !is_word(c)).unwrap_or(rest.len()));
+            self.skip(rest.find(|c| !is_name(c)).unwrap_or(rest.len()));
         }
         Ok(quantity)
     }

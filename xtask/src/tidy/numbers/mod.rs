@@ -35,7 +35,6 @@ pub const NOTES: [&str; 12] = [
     "docs/tutorials/two-namespaces.md",
 ];
 
-/// Figures of all pages, as counts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub pages: usize,
@@ -50,7 +49,6 @@ pub fn check(tree: &Tree) -> Vec<String> {
     pages(tree).flat_map(|(path, text)| of_page(tree, path, &Page::read(text))).collect()
 }
 
-/// What was compared.
 pub fn counts(tree: &Tree) -> Counts {
     let mut counts = Counts::default();
     for (path, text) in pages(tree) {

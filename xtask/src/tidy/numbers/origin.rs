@@ -14,7 +14,6 @@ const DEFINING: [&str; 4] = ["const", "constexpr", "static", "enum"];
 /// Which of the numbers at a path counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberChoice {
-    /// The only one.
     One,
     Least,
     Most,
@@ -60,14 +59,11 @@ fn at(whole: &Value, path: &str, of: NumberChoice) -> Result<Quantity, String> {
 /// The only figure of a sentence, as a claim of the paper has it.
 fn said(text: &str) -> Result<Quantity, String> {
     let page = Page::read(text);
-    let figures: Vec<_> =
-        page.figures.iter().filter_map(|figure| Some((figure.number, figure.unit?))).collect();
-    match figures[..] {
-        [(number, unit)] => {
-            Quantity::plain(number.replace(',', "").parse().map_err(|_| "no number")?).in_unit(unit)
-        }
-        _ => Err(format!("«{text}» has {} figures with a unit, not one", figures.len())),
-    }
+    let figures: Vec<_> = page.figures.iter().filter_map(|one| Some((one.number, one.unit?))).collect();
+    let [(number, unit)] = figures[..] else {
+        return Err(format!("«{text}» has {} figures with a unit, not one", figures.len()));
+    };
+    Quantity::plain(number.replace(',', "").parse().map_err(|_| "no number")?).in_unit(unit)
 }
 
 /// The element of a key; of conditions the only one, or where several count all.
@@ -96,8 +92,7 @@ fn inside<'a>(here: &'a Value, key: &str) -> Option<&'a Value> {
 
 /// Whether a field, or one of a field (`provenance.gpu_device`), is a value; nothing is one that is absent.
 fn is(of: &Value, field: &str, value: &str) -> bool {
-    let found = field.split('.').try_fold(of, inside);
-    match found {
+    match field.split('.').try_fold(of, inside) {
         None | Some(Value::Null) => value.is_empty(),
         Some(Value::String(text)) => text == value,
         Some(Value::Number(number)) => value.parse().ok() == number.as_f64(),
@@ -118,19 +113,17 @@ fn constant(tree: &Tree, file: &str, name: &str) -> Result<Quantity, String> {
 /// module (`delay::MAX_BYTES`, `mlx5_device::carrier::MAX_DELAY_NS`).
 fn written(tree: &Tree, file: &str, name: &str) -> Result<Quantity, String> {
     let text = source::without_tests(file, tree.get(file).unwrap_or_default());
-    let formula = match definitions(text, name)[..] {
-        [formula] => formula,
-        ref several => return Err(format!("{name} is defined there {} times, not once", several.len())),
+    let found = definitions(text, name);
+    let [formula] = found[..] else {
+        return Err(format!("{name} is defined there {} times, not once", found.len()));
     };
     let look_up = |other: &str| {
         let (modules, last) = other.rsplit_once("::").unwrap_or(("", other));
-        let module =
-            modules.rsplit("::").next().filter(|module| !["", "Self", "self", "super"].contains(module));
-        match module {
+        match modules.rsplit("::").next().unwrap_or_default() {
             // A constant that is made of itself is none that compiles.
-            None if last == name => Err("it is made of itself".into()),
-            None => written(tree, file, last),
-            Some(module) => {
+            "" | "Self" | "self" | "super" if last == name => Err("it is made of itself".into()),
+            "" | "Self" | "self" | "super" => written(tree, file, last),
+            module => {
                 let (first, _) = modules.split_once("::").unwrap_or_default();
                 let other = format!("crates/{}/src/", first.replace('_', "-"));
                 let own = file.split_inclusive("/src/").next().unwrap_or_default();
@@ -149,10 +142,10 @@ fn module_of<'a>(tree: &'a Tree, package: &str, module: &str) -> Result<&'a str,
         path.starts_with(package) && path.rsplit('/').next() == Some(module)
     };
     let found: Vec<&str> = tree.rust().map(|(path, _)| path).filter(|path| is_module(path)).collect();
-    match found[..] {
-        [one] => Ok(one),
-        _ => Err(format!("{} modules are called {module}, not one", found.len())),
-    }
+    let [one] = found[..] else {
+        return Err(format!("{} modules are called {module}, not one", found.len()));
+    };
+    Ok(one)
 }
 
 /// Right sides of a name's definitions: `const NAME: TYPE = …;` of Rust, `NAME = …` of C and CUDA, `#define
@@ -164,8 +157,8 @@ fn definitions<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
 /// What the name at a place is defined as there, if it is.
 fn right_side(text: &str, at: usize, length: usize) -> Option<&str> {
     let (before, after) = (text[..at].rsplit('\n').next()?, &text[at + length..]);
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    if before.ends_with(is_word) || after.starts_with(is_word) || before.contains(['=', '"']) {
+    let is_part = before.ends_with(source::is_name) || after.starts_with(source::is_name);
+    if is_part || before.contains(['=', '"']) {
         return None;
     }
     let words: Vec<&str> = before.split_whitespace().collect();

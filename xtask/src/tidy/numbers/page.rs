@@ -7,7 +7,7 @@ use super::quantity::{Kind, Unit};
 #[derive(Debug, Default)]
 pub struct Page<'a> {
     pub figures: Vec<Figure<'a>>,
-    /// Names with their sources, as the page's comment `<!-- numbers` has them: line, name, source.
+    /// Line, name and source of each `NAME = SOURCE` in the page's comment `<!-- numbers`.
     pub names: Vec<(usize, &'a str, &'a str)>,
     /// Comments with a source behind nothing: line and text.
     pub strays: Vec<(usize, &'a str)>,
@@ -45,17 +45,19 @@ const NAMES: &str = "<!-- numbers";
 impl Page<'_> {
     pub fn read(text: &str) -> Page<'_> {
         let mut page = Page::default();
-        let (mut fenced, mut made, mut at) = (false, false, 0);
+        let (mut fenced, mut made, mut names, mut at) = (false, false, false, 0);
         // Where the paragraph of prose begins that is read.
         let mut begins = None;
-        while at < text.len() {
-            let line = text[at..].split_inclusive('\n').next().unwrap_or_default();
+        for (number, line) in (1..).zip(text.split_inclusive('\n')) {
             let trimmed = line.trim();
-            let is_fence = trimmed.starts_with("```");
-            let names = trimmed == NAMES && !fenced;
+            let pair = trimmed.split_once('=').filter(|_| names);
+            page.names.extend(pair.map(|(name, source)| (number, name.trim(), source.trim())));
+            let is_fence = trimmed.starts_with("```") && !names;
+            names |= trimmed == NAMES && !fenced;
             made = (made || trimmed.starts_with("<!-- table:")) && trimmed != "<!-- end of table -->";
             let is_prose = !(fenced || is_fence || made || names || trimmed.is_empty());
             fenced ^= is_fence;
+            names &= !line.contains(CLOSE);
             match begins {
                 None if is_prose => begins = Some(at),
                 Some(first) if !is_prose => {
@@ -65,11 +67,6 @@ impl Page<'_> {
                 _ => {}
             }
             at += line.len();
-            if names {
-                let end = text[at..].find(CLOSE).map_or(text.len(), |end| at + end + CLOSE.len());
-                page.define(line_of(text, at), &text[at..end]);
-                at = end;
-            }
         }
         if let Some(first) = begins {
             page.paragraph(text, first, text.len());
@@ -88,13 +85,6 @@ impl<'a> Page<'a> {
         let of_figures = self.figures.iter().filter_map(|figure| figure.source);
         let mut all = of_figures.chain(self.names.iter().map(|(_, _, source)| *source));
         all.any(|source| !source.contains('#') && formula::words(source).any(|word| word == name))
-    }
-
-    /// `NAME = SOURCE` on each line of a comment.
-    fn define(&mut self, first: usize, comment: &'a str) {
-        let lines = (first..).zip(comment.lines());
-        let pairs = lines.filter_map(|(line, text)| Some((line, text.split_once('=')?)));
-        self.names.extend(pairs.map(|(line, (name, source))| (line, name.trim(), source.trim())));
     }
 
     /// Figures of prose from `first` to `end`, code spans and targets of links left out.
@@ -143,33 +133,16 @@ fn of_range(rest: &str) -> Option<&'static Unit> {
     figure(|| 0, "", last)?.unit
 }
 
-/// Numbers as words. «One» and «a» are left out: they are seldom a figure.
-const WORDS: [(&str, &str); 18] = [
-    ("two", "2"),
-    ("three", "3"),
-    ("four", "4"),
-    ("five", "5"),
-    ("six", "6"),
-    ("seven", "7"),
-    ("eight", "8"),
-    ("nine", "9"),
-    ("ten", "10"),
-    ("eleven", "11"),
-    ("twelve", "12"),
-    ("fifteen", "15"),
-    ("twenty", "20"),
-    ("thirty", "30"),
-    ("forty", "40"),
-    ("fifty", "50"),
-    ("sixty", "60"),
-    ("ninety", "90"),
-];
+/// Numbers as words, each with its digits. «One» and «a» are left out: they are seldom a figure.
+const WORDS: &str = "two 2, three 3, four 4, five 5, six 6, seven 7, eight 8, nine 9, ten 10, eleven 11, \
+    twelve 12, fifteen 15, twenty 20, thirty 30, forty 40, fifty 50, sixty 60, ninety 90";
 
 /// «Nine minutes»: a time whose number and unit are words.
 fn in_words<'a>(line: impl Fn() -> usize, text: &'a str) -> Option<Figure<'a>> {
     let length = text.find(|c: char| !c.is_alphabetic())?;
     let (word, rest) = text.split_at(length);
-    let (_, number) = WORDS.iter().find(|(name, _)| word.eq_ignore_ascii_case(name))?;
+    let mut numbers = WORDS.split(", ").filter_map(|pair| pair.split_once(' '));
+    let (_, number) = numbers.find(|(name, _)| word.eq_ignore_ascii_case(name))?;
     let gap = rest.chars().next().filter(|c| " \u{a0}\n".contains(*c))?.len_utf8();
     let unit = Unit::leading(&rest[gap..]).filter(|unit| unit.kind == Kind::Time && unit.name.len() > 3)?;
     let said = &text[..length + gap + unit.name.len()];
@@ -184,28 +157,20 @@ fn figure<'a>(line: impl Fn() -> usize, before: &str, text: &'a str) -> Option<F
     if before.ends_with(is_part) {
         return None;
     }
-    if !digits.starts_with(|c: char| c.is_ascii_digit()) {
+    let is_digit = |c: char| c.is_ascii_digit();
+    if !digits.starts_with(is_digit) {
         return in_words(line, text);
     }
-    let mut length = 0;
-    for (at, c) in digits.char_indices() {
-        let goes_on = digits[at + c.len_utf8()..].starts_with(|c: char| c.is_ascii_digit());
-        if !(c.is_ascii_digit() || (",.".contains(c) && goes_on)) {
-            break;
-        }
-        length = at + 1;
-    }
+    let goes_on = |(at, c): &(usize, char)| {
+        is_digit(*c) || (",.".contains(*c) && digits[at + 1..].starts_with(is_digit))
+    };
+    let length = digits.char_indices().take_while(goes_on).count();
     let (number, rest) = text.split_at(sign + length);
     let gap = rest.chars().next().filter(|c| " \u{a0}\n-".contains(*c)).map_or(0, char::len_utf8);
-    match Unit::leading(&rest[gap..]) {
-        Some(unit) => Some(Figure {
-            line: line(),
-            said: &text[..number.len() + gap + unit.name.len()],
-            number,
-            unit: Some(unit),
-            source: None,
-        }),
-        None if rest.starts_with(is_part) && !rest.starts_with('.') => None,
-        None => Some(Figure { line: line(), said: number, number, unit: None, source: None }),
+    let unit = Unit::leading(&rest[gap..]);
+    if unit.is_none() && rest.starts_with(is_part) && !rest.starts_with('.') {
+        return None;
     }
+    let said = unit.map_or(number, |unit| &text[..number.len() + gap + unit.name.len()]);
+    Some(Figure { line: line(), said, number, unit, source: None })
 }
