@@ -455,8 +455,8 @@ fn results_of_another_machine_are_taken_for_rows_of_the_list_alone() {
     assert!(Recorded::read(&file.join("below a file")).unwrap().rows.is_empty());
 }
 
-/// Stands in for PyTorch: the first rank ends at once, the second one never.
-const TORCH: &str = "import os, sys, time\nif sys.argv[2] == '1':\n    time.sleep(600)\nos._exit(0)\n";
+/// Stands in for PyTorch: the second rank ends at once, the first one never.
+const TORCH: &str = "import os, sys, time\nif sys.argv[2] == '0':\n    time.sleep(600)\nos._exit(0)\n";
 
 #[test]
 fn a_rank_of_pytorch_that_never_ends_is_killed_at_the_deadline() {
@@ -471,6 +471,6 @@ fn a_rank_of_pytorch_that_never_ends_is_killed_at_the_deadline() {
     command.args(["60", "python3"]).arg(ranks).arg("train").env("PYTHONPATH", &folder);
     let ended = command.output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!((ended.status.code(), &*said), (Some(1), "rank 1 did not end within 1 s\n"));
+    assert_eq!((ended.status.code(), &*said), (Some(1), "rank 0 did not end within 1 s\n"));
     fs::remove_dir_all(folder).unwrap();
 }
