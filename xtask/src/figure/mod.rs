@@ -35,6 +35,7 @@ mod options;
 pub mod path;
 mod place;
 pub mod posts;
+mod reader;
 mod samples;
 pub mod serving;
 mod smoke;
@@ -210,7 +211,9 @@ fn execute_on(
         Bench { spec, transfer, programs, nic, receiver, logs, provenance: &provenance, link_gbps };
     let measure = |bench: &mut dyn run::Bench| samples::measure(experiment, &how, &provenance, &grid, bench);
     let earlier = match nic {
-        Nic::Nodes(nodes) => measure(&mut samples::BetweenNodes::start(&mut bench, nodes, true, logs)?)?,
+        Nic::Nodes(nodes) => {
+            measure(&mut samples::BetweenNodes::start(&mut bench, nodes, true, None, logs)?)?
+        }
         _ => measure(&mut bench)?,
     };
     let mut extra =

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use measure::background_load;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
-use crate::process::{JsonProgram, WAIT};
+use crate::figure::reader::{self, Reader};
 use crate::testbed::hosts::Host;
 
 /// Time between two readings.
@@ -50,40 +50,24 @@ done"#;
 pub enum Machine {
     /// This one: `/`, or a folder in tests.
     Here(PathBuf),
-    /// A host, by a shell there. Error: why it is not read any more.
-    There(Arc<Mutex<Result<JsonProgram, String>>>),
+    /// A host, by a shell there.
+    There(Arc<Reader>),
 }
 
 impl Machine {
     /// Starts the shell on a host.
     pub fn on(host: &Host, log: &Path) -> Machine {
-        let start = || -> Result<JsonProgram> {
-            let mut shell = host.command(&["sh", "-c", READER, "sh", &host.sys])?;
-            let mut reader = JsonProgram::start(&mut shell, log)?;
-            reader.json("ready", WAIT)?;
-            Ok(reader)
-        };
-        let reader = start().map_err(|error| format!("{}: {error:#}", host.name));
-        Machine::There(Arc::new(Mutex::new(reader)))
+        let shell = host.command(&["sh", "-c", READER, "sh", &host.sys]);
+        let shell = shell.and_then(|mut shell| reader::ready(&mut shell, log));
+        Machine::There(Arc::new(Reader::of(&host.name, shell)))
     }
 
     /// Error: why the machine is not read any more.
     fn read(&self) -> Result<Reading, String> {
         match self {
             Machine::Here(root) => Ok(Reading::of(&texts(root))),
-            Machine::There(reader) => {
-                let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
-                let said = match &mut *reader {
-                    Ok(program) => program.ask(&json!({}), WAIT).map_err(|error| format!("{error:#}")),
-                    Err(why) => Err(why.clone()),
-                };
-                // A late answer would pass for the next one.
-                let said = said.inspect_err(|why| *reader = Err(why.clone()));
-                let texts = said.and_then(|mut said| {
-                    serde_json::from_value(said["said"].take()).map_err(|error| error.to_string())
-                });
-                texts.map(|texts| Reading::of(&texts))
-            }
+            Machine::There(reader) => reader
+                .ask(&json!({}), |mut said| Ok(Reading::of(&serde_json::from_value(said["said"].take())?))),
         }
     }
 }
@@ -303,6 +287,7 @@ fn own_ms() -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::{JsonProgram, WAIT};
 
     /// A machine of two cores with two processors, below a folder of its own.
     fn fake(name: &str) -> PathBuf {
@@ -376,7 +361,7 @@ mod tests {
         shell.args(["-c", READER, "sh"]).arg(root.join("sys"));
         let mut reader = JsonProgram::start(&mut shell, &root.join("log")).unwrap();
         reader.json("ready", WAIT).unwrap();
-        let there = Machine::There(Arc::new(Mutex::new(Ok(reader))));
+        let there = Machine::There(Arc::new(Reader::of("far", Ok(reader))));
         let here = Machine::Here(root.clone());
         let read = || [&here, &there].map(|machine| machine.read().unwrap());
         let [of_here, of_there] = read();
@@ -400,7 +385,7 @@ mod tests {
         let shell = r#"busy=0; while read -r asked; do sleep 0.2; busy=$((busy+20))
             echo "{\"kind\":\"answer\",\"said\":{\"stat\":\"cpu  $busy 0 0 0 0 0 0 0 0 0\"}}"; done"#;
         let reader = JsonProgram::start(std::process::Command::new("sh").args(["-c", shell]), &log).unwrap();
-        let far = Machine::There(Arc::new(Mutex::new(Ok(reader))));
+        let far = Machine::There(Arc::new(Reader::of("far", Ok(reader))));
         let mut state = State::new(&far).unwrap();
         state.read(true).unwrap();
         let cores = state.readings.cores[0];

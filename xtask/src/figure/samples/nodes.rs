@@ -4,7 +4,7 @@
 //! a receiver serves every point, and `softnic ctl` asks it. A card's: see `nic.rs`, in the host's sysfs.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -17,8 +17,7 @@ use super::gpu::Gpu;
 use super::machine::{Machine, MachineSampler};
 use super::nic::{Line, differences};
 use crate::figure::nodes::Nodes;
-use crate::process::{JsonProgram, WAIT};
-use crate::testbed::hosts::Host;
+use crate::figure::reader::{self, Reader};
 
 /// Run by `sh` with a folder, `softnic` and its fabric: makes the folder, answers lines of stdin, removes it.
 const READER: &str = r#"mkdir -m 700 "$1" || exit
@@ -67,22 +66,19 @@ pub struct BetweenNodes<'a> {
 }
 
 impl BetweenNodes<'_> {
-    /// Starts the readers. `stands`: the second end serves every point. Error: the counters have no reader.
+    /// Starts the readers. `stands`: the second end serves every point. `gpu`: that of the first host. Error:
+    /// the counters have no reader.
     pub fn start<'a>(
         bench: &'a mut dyn Bench,
         nodes: &'a Nodes,
         stands: bool,
+        gpu: Option<Gpu>,
         logs: &'a Path,
     ) -> Result<BetweenNodes<'a>> {
         let hosts = nodes.hosts().iter().zip(nodes.ends()).filter(|_| !nodes.are_here());
         let of = |(host, end)| (end, Machine::on(host, &logs.join(format!("machine-{end}.log"))));
         let machines = hosts.map(of).collect();
-        Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, machines, gpu: None, logs })
-    }
-
-    /// With readings of the first host's GPU.
-    pub fn with_gpu(self, gpu: Option<Gpu>) -> Self {
-        BetweenNodes { gpu, ..self }
+        Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, machines, gpu, logs })
     }
 }
 
@@ -131,9 +127,8 @@ struct OnNodes<'a> {
     nodes: &'a Nodes,
     /// NICs of each host that have to be there before a point.
     least: [usize; 2],
-    /// Name of the host, and the shell there. Error: why nothing is read, from the first failure on: a late
-    /// answer would pass for the next one.
-    readers: Result<[(String, JsonProgram); 2], String>,
+    /// The shell on each host, and its log.
+    readers: [(Reader, PathBuf); 2],
 }
 
 /// What was read before a point. Counters: sums of both hosts' software NICs, or each card's; or why none.
@@ -148,20 +143,26 @@ impl OnNodes<'_> {
         let start = |end: usize| -> Result<_> {
             let host = &nodes.hosts()[end];
             let log = logs.join(format!("counters-{}.log", nodes.ends()[end]));
-            let reader = reader(host, &nodes.counters(end), &log);
-            Ok((host.name.clone(), reader.with_context(|| format!("reading counters on {}", host.name))?))
+            let (softnic, folder) = (host.file("bin/softnic"), nodes.counters(end));
+            let words = match &*host.device {
+                "" => vec!["sh", "-c", READER, "sh", &folder, &softnic, Nodes::FABRIC],
+                device => vec!["sh", "-c", CARD_READER, "sh", &host.sys, device],
+            };
+            let shell = host.command(&words).and_then(|mut shell| reader::ready(&mut shell, &log));
+            let shell = shell.with_context(|| format!("reading counters on {}", host.name))?;
+            Ok((Reader::of(&host.name, Ok(shell)), log))
         };
-        Ok(OnNodes { nodes, least: [0, usize::from(stands)], readers: Ok([start(0)?, start(1)?]) })
+        Ok(OnNodes { nodes, least: [0, usize::from(stands)], readers: [start(0)?, start(1)?] })
     }
 
     /// A point begins now.
-    fn begin(&mut self) -> PointStart {
+    fn begin(&self) -> PointStart {
         let counters = self.counters(self.least);
         PointStart { at: Instant::now(), used_s: self.nodes.seconds(), counters }
     }
 
     /// The samples since then.
-    fn end(&mut self, begin: &PointStart) -> Samples {
+    fn end(&self, begin: &PointStart) -> Samples {
         let mut samples = Samples::default();
         if let Some((before, after)) = begin.used_s.zip(self.nodes.seconds()) {
             samples.gauge("programs_cores", &[(after - before) / begin.at.elapsed().as_secs_f64().max(1e-3)]);
@@ -183,57 +184,32 @@ impl OnNodes<'_> {
         samples
     }
 
-    fn counters(&mut self, least: [usize; 2]) -> Result<Read, String> {
+    /// The counters of both hosts, those of the same name summed; a card's begin with its end. Error: which
+    /// host does not answer, or has had fewer NICs than `least`.
+    fn counters(&self, least: [usize; 2]) -> Result<Read, String> {
         let of_card = self.nodes.card().is_some();
-        let ends = self.nodes.ends().map(|end| if of_card { format!("{end}.") } else { String::new() });
-        let readers = self.readers.as_mut().map_err(|why| why.clone());
-        let read = readers.and_then(|readers| read(readers, &ends, least));
-        if let Err(why) = &read {
-            self.readers = Err(why.clone());
-        }
-        read
-    }
-}
-
-/// The counters of both hosts, those of the same name summed. `ends`: prefixes of each host's names. Error:
-/// which host does not answer, or has had fewer NICs than `least`.
-fn read(
-    readers: &mut [(String, JsonProgram); 2],
-    ends: &[String; 2],
-    least: [usize; 2],
-) -> Result<Read, String> {
-    let (mut counts, mut absent) = Read::default();
-    for (((name, reader), least), end) in readers.iter_mut().zip(least).zip(ends) {
-        let mut read = || -> Result<Vec<Line>> {
-            let nics = reader.ask(&json!({}), WAIT)?["nics"].take();
-            let nics: Vec<Line> = serde_json::from_value(nics).context("counters of its NICs")?;
-            ensure!(
-                nics.len() >= least,
-                "`softnic ctl` finds no NIC there, and none has ended (its words: {})",
-                reader.log.display()
-            );
-            Ok(nics)
-        };
-        let nics = read().map_err(|error| format!("{name}: {error:#}"))?;
-        for nic in nics {
-            absent.extend(nic.absent.into_iter().map(|(counter, why)| (format!("{end}{counter}"), why)));
-            for (counter, count) in nic.counters {
-                *counts.entry(format!("{end}{counter}")).or_default() += count;
+        let (mut counts, mut absent) = Read::default();
+        for (((reader, log), least), end) in self.readers.iter().zip(least).zip(self.nodes.ends()) {
+            let nics = reader.ask(&json!({}), |mut said| {
+                let nics: Vec<Line> =
+                    serde_json::from_value(said["nics"].take()).context("counters of its NICs")?;
+                ensure!(
+                    nics.len() >= least,
+                    "`softnic ctl` finds no NIC there, and none has ended (its words: {})",
+                    log.display()
+                );
+                Ok(nics)
+            })?;
+            let named = |counter| if of_card { format!("{end}.{counter}") } else { counter };
+            for nic in nics {
+                absent.extend(nic.absent.into_iter().map(|(counter, why)| (named(counter), why)));
+                for (counter, count) in nic.counters {
+                    *counts.entry(named(counter)).or_default() += count;
+                }
             }
         }
+        Ok((counts, absent))
     }
-    Ok((counts, absent))
-}
-
-fn reader(host: &Host, folder: &str, log: &Path) -> Result<JsonProgram> {
-    let softnic = host.file("bin/softnic");
-    let words = match &*host.device {
-        "" => vec!["sh", "-c", READER, "sh", folder, &softnic, Nodes::FABRIC],
-        device => vec!["sh", "-c", CARD_READER, "sh", &host.sys, device],
-    };
-    let mut reader = JsonProgram::start(&mut host.command(&words)?, log)?;
-    reader.json("ready", WAIT)?;
-    Ok(reader)
 }
 
 #[cfg(test)]
@@ -243,7 +219,7 @@ mod tests {
 
     use super::*;
     use crate::figure::samples::nic::{Counters, of_card};
-    use crate::process::{one_test, script};
+    use crate::process::{JsonProgram, WAIT, one_test, script};
     use crate::testbed::hosts::tests::line;
 
     const ENDS: [&str; 2] = ["sender", "receiver"];
@@ -265,7 +241,7 @@ mod tests {
             serde_json::from_str(&line(&[of, own].concat())).unwrap()
         };
         let nodes = Nodes::new([host("a", ""), host("b", "")], ENDS, None);
-        let mut on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
+        let on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
         let counters =
             |sent: u32| format!("{{\"pid\":7,\"counters\":{{\"messages_sent\":{sent},\"cqes\":1}}}}\n");
         fs::write(&alive, counters(5)).unwrap();
@@ -283,7 +259,7 @@ mod tests {
         drop(on_nodes);
         fs::write(&alive, "").unwrap();
         let nodes = Nodes::new([host("a", ""), host("b", "")], ENDS, None);
-        let mut on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
+        let on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
         let begin = on_nodes.begin();
         assert!(on_nodes.end(&begin).absent["nic"].starts_with("b: `softnic ctl` finds no NIC there"));
         drop(on_nodes);
@@ -324,7 +300,7 @@ mod tests {
                 .unwrap()
         };
         let nodes = Nodes::new([host("a", "mlx5_0"), host("b", "mlx5_1")], ENDS, None);
-        let mut on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
+        let on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
         let begin = on_nodes.begin();
         write(&format!("{}/counters/port_xmit_data", port[0]), "18446744073709551615\n");
         write(&format!("{}/hw_counters/out_of_sequence", port[1]), "9\n");

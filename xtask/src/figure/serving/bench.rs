@@ -308,7 +308,7 @@ impl ServerBench<'_> {
         match &self.nic {
             Nic::Nodes(nodes) => {
                 let (logs, gpu) = (how.out.join("logs"), self.gpu_there.clone());
-                measure(&mut BetweenNodes::start(points, nodes, false, &logs)?.with_gpu(gpu))
+                measure(&mut BetweenNodes::start(points, nodes, false, gpu, &logs)?)
             }
             _ => measure(points),
         }
