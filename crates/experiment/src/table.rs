@@ -1,6 +1,6 @@
 //! Points as a table for people and as rows for programs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use measure::Provenance;
 use serde::{Deserialize, Serialize};
@@ -92,11 +92,8 @@ pub fn recorded(spec: &Spec, points: &[Point]) -> Vec<Row> {
 /// The table as cells, titles first: factors, settings, medians of the numbers that the spec declares, and
 /// the range of its `range`.
 pub fn cells(spec: &Spec, rows: &[Row]) -> Vec<Vec<String>> {
-    let names = |of: fn(&Row) -> &BTreeMap<String, u64>| -> Vec<&String> {
-        let mut names: Vec<&String> = rows.iter().flat_map(|row| of(row).keys()).collect();
-        names.sort_unstable();
-        names.dedup();
-        names
+    let names = |of: fn(&Row) -> &BTreeMap<String, u64>| -> BTreeSet<&String> {
+        rows.iter().flat_map(|row| of(row).keys()).collect()
     };
     let (factors, settings) = (names(|row| &row.at), names(|row| &row.settings));
     let mut lines = vec![vec!["series".to_owned()]];
