@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::gpu::Gpu;
 use super::machine::{Machine, MachineSampler};
-use super::nic::{Line, differences};
+use super::nic::{CARD_READER, Line, grown};
 use crate::figure::nodes::Nodes;
 use crate::figure::reader::{self, Reader};
 
@@ -27,32 +27,6 @@ while read -r request; do
     nics=$({ "$2" ctl counters --all --fabric "$3" --json; cat "$1/ended" 2> /dev/null; } | paste -s -d , -)
     printf '{"kind":"answer","nics":[%s]}\n' "$nics"
 done"#;
-
-/// Shell that reads a card's counters from the host's sysfs and `ethtool`. Arguments: the sysfs, the device.
-const CARD_READER: &str = r#"PATH=$PATH:/usr/sbin:/sbin
-device=$1/class/infiniband/$2
-echo '{"kind":"ready"}'
-while read -r request; do
-    absent=
-    test -d "$device/ports/1" || absent=",\"port\":\"no $device/ports/1 there\""
-    counters=$(
-        cd "$device/ports/1" && for file in counters/* hw_counters/*; do
-            read -r count < "$file" && echo "$file: $count" | sed 's/^counters.//; s/^hw_counters./hw./'
-        done
-    )
-    for interface in "$device"/device/net/*; do
-        test -e "$interface" || continue
-        name=${interface##*/}
-        said=$(ethtool -S "$name") || absent="$absent,\"ethtool.$name\":\"\`ethtool -S $name\` fails there\""
-        counters="$counters
-$(echo "$said" | sed "s/^ */ethtool.$name./")"
-    done
-    counters=$(echo "$counters" | sed -n 's/: */:/; s/ /_/g; s/^\([A-Za-z0-9_.-]*\):\([0-9][0-9]*\)$/"\1":\2/p' | paste -s -d , -)
-    printf '{"kind":"answer","nics":[{"counters":{%s},"absent":{%s}}]}\n' "$counters" "${absent#,}"
-done"#;
-
-/// Counters by name, and why some are not known.
-type Read = (BTreeMap<String, f64>, BTreeMap<String, String>);
 
 /// A bench whose ends run on nodes, with samples that are read there.
 pub struct BetweenNodes<'a> {
@@ -135,7 +109,7 @@ struct OnNodes<'a> {
 struct PointStart {
     at: Instant,
     used_s: Option<f64>,
-    counters: Result<Read, String>,
+    counters: Result<Line, String>,
 }
 
 impl OnNodes<'_> {
@@ -167,28 +141,22 @@ impl OnNodes<'_> {
         if let Some((before, after)) = begin.used_s.zip(self.nodes.seconds()) {
             samples.gauge("programs_cores", &[(after - before) / begin.at.elapsed().as_secs_f64().max(1e-3)]);
         }
-        match (&begin.counters, self.counters([1; 2])) {
-            (Ok((before, _)), Ok((after, absent))) => {
-                let mut before = before.clone();
-                if self.nodes.card().is_none() {
-                    // A software NIC begins with its process.
-                    let begin = |name: &String| (name.clone(), before.get(name).copied().unwrap_or_default());
-                    before = after.keys().map(begin).collect();
-                }
-                samples.extend(differences("nic", &before, &after));
-                samples.absent.extend(absent.into_iter().map(|(name, why)| (format!("nic.{name}"), why)));
-            }
-            (Err(why), _) => samples.extend(Samples::without("nic", why)),
-            (_, Err(why)) => samples.extend(Samples::without("nic", why)),
+        let (mut before, after) = (begin.counters.clone(), self.counters([1; 2]));
+        if let (Ok(before), Ok(after), None) = (&mut before, &after, self.nodes.card()) {
+            // A software NIC begins with its process.
+            let begin =
+                |name: &String| (name.clone(), before.counters.get(name).copied().unwrap_or_default());
+            before.counters = after.counters.keys().map(begin).collect();
         }
+        samples.extend(grown(&before, after));
         samples
     }
 
     /// The counters of both hosts, those of the same name summed; a card's begin with its end. Error: which
     /// host does not answer, or has had fewer NICs than `least`.
-    fn counters(&self, least: [usize; 2]) -> Result<Read, String> {
+    fn counters(&self, least: [usize; 2]) -> Result<Line, String> {
         let of_card = self.nodes.card().is_some();
-        let (mut counts, mut absent) = Read::default();
+        let mut all = Line::default();
         for (((reader, log), least), end) in self.readers.iter().zip(least).zip(self.nodes.ends()) {
             let nics = reader.ask(&json!({}), |mut said| {
                 let nics: Vec<Line> =
@@ -202,24 +170,23 @@ impl OnNodes<'_> {
             })?;
             let named = |counter| if of_card { format!("{end}.{counter}") } else { counter };
             for nic in nics {
-                absent.extend(nic.absent.into_iter().map(|(counter, why)| (named(counter), why)));
+                all.absent.extend(nic.absent.into_iter().map(|(counter, why)| (named(counter), why)));
                 for (counter, count) in nic.counters {
-                    *counts.entry(named(counter)).or_default() += count;
+                    *all.counters.entry(named(counter)).or_default() += count;
                 }
             }
         }
-        Ok((counts, absent))
+        Ok(all)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::process::Command;
 
     use super::*;
-    use crate::figure::samples::nic::{Counters, of_card};
-    use crate::process::{JsonProgram, WAIT, one_test, script};
+    use crate::figure::samples::nic::of_card;
+    use crate::process::{one_test, script};
     use crate::testbed::hosts::tests::line;
 
     const ENDS: [&str; 2] = ["sender", "receiver"];
@@ -327,19 +294,10 @@ mod tests {
     const STAGE: &str = "XTASK_TEST_CARD";
 
     #[test]
-    fn both_readers_of_a_card_find_the_same_counters() {
+    fn counters_of_a_card_are_whole_numbers_with_plain_names() {
         if let Some(folder) = std::env::var_os(STAGE).map(std::path::PathBuf::from) {
-            let Counters::Card { device, interfaces } = Counters::of_card(&folder, "mlx5_0") else {
-                panic!("no card")
-            };
-            let mut shell = Command::new("sh");
-            shell.args(["-c", CARD_READER, "sh"]).arg(folder.join("sys")).arg("mlx5_0");
-            let mut reader = JsonProgram::start(&mut shell, &folder.join("log")).unwrap();
-            reader.json("ready", WAIT).unwrap();
-            let nic = reader.ask(&json!({}), WAIT).unwrap()["nics"][0].take();
-            let there: Line = serde_json::from_value(nic).unwrap();
-            assert_eq!(there.counters, of_card(&device, &interfaces).0);
-            let names: Vec<&str> = there.counters.keys().map(String::as_str).collect();
+            let found = of_card(&folder.join("sys"), "mlx5_0").unwrap();
+            let names: Vec<&str> = found.counters.keys().map(String::as_str).collect();
             let known =
                 ["ethtool.eth0.rx-0.packets", "ethtool.eth0.rx_prio_0", "hw.lifespan", "port_xmit_data"];
             assert_eq!(names, known);
@@ -359,7 +317,7 @@ mod tests {
         let said = "NIC statistics:\n     rx-0.packets: 3\n     rx prio 0:   4\n     state: up\n     \"odd\": 1\n     a: b: 2\n     half: 1.5\n     all: inf\n";
         script(&folder.join("ethtool"), &format!("#!/bin/sh\ncat << 'END'\n{said}END\n"));
         let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-        let name = "figure::samples::nodes::tests::both_readers_of_a_card_find_the_same_counters";
+        let name = "figure::samples::nodes::tests::counters_of_a_card_are_whole_numbers_with_plain_names";
         let said = one_test(name).env(STAGE, &folder).env("PATH", path).output().unwrap();
         assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
         fs::remove_dir_all(folder).unwrap();
