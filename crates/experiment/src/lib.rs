@@ -70,8 +70,5 @@ pub fn print(stream: &mut dyn std::io::Write, text: std::fmt::Arguments<'_>) {
     let _ = stream.flush();
 }
 
-/// The workspace, for tests of what is committed.
 #[cfg(test)]
-fn root() -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use testing::root;

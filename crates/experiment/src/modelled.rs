@@ -130,15 +130,8 @@ fn lines(gpu_device: &str, rows: &[Row]) -> Result<Vec<Modelled>> {
     Ok(lines)
 }
 
-/// Something like what an H200 gives.
 #[cfg(test)]
-pub fn example() -> Vec<Modelled> {
-    LINES
-        .iter()
-        .zip([700.0, 70.0, 25.0, 2600.0])
-        .map(|(line, ns)| Modelled::new(*line, ns, "NVIDIA H200, sm_90"))
-        .collect()
-}
+pub use tests::like_an_h200 as example;
 
 #[cfg(test)]
 mod tests {
@@ -147,6 +140,12 @@ mod tests {
     use super::*;
     use crate::measured::Entry;
     use crate::point::example;
+
+    /// Something like what an H200 gives.
+    pub fn like_an_h200() -> Vec<Modelled> {
+        let lines = LINES.iter().zip([700.0, 70.0, 25.0, 2600.0]);
+        lines.map(|(line, ns)| Modelled::new(*line, ns, "NVIDIA H200, sm_90")).collect()
+    }
 
     /// Rows: ns a post, payload, and Gbit/s worked out by hand: 78 bytes of headers and RETH, 62 for each
     /// further packet; the link carries 20 bytes a packet beside.

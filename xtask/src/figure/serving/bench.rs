@@ -97,8 +97,8 @@ pub struct ServerFigure {
     /// This machine: what makes the references, and where it serves too, the server's.
     pub here: GpuMachine,
     pub programs: Programs,
-    options: Options,
-    _locked: Option<resume::Locked>,
+    pub(super) options: Options,
+    pub(super) _locked: Option<resume::Locked>,
 }
 
 /// What a dry run says of an experiment.
@@ -133,17 +133,6 @@ impl ServerFigure {
         workspace::build_programs("server, client and the software NIC", &PACKAGES)?;
         let programs = Programs::of(&workspace::programs());
         Ok(Some(ServerFigure { how, machine, here, programs, options: options.clone(), _locked }))
-    }
-
-    /// By the stand-ins in a folder.
-    #[cfg(test)]
-    pub fn of_tests(folder: &Path, how: resume::Options, machine: Machine) -> ServerFigure {
-        let here = match machine {
-            Machine::Gpu => crate::gpu_machine::example(),
-            Machine::Twin => GpuMachine::default(),
-        };
-        let (programs, options) = (Programs::of(folder), Options::default());
-        ServerFigure { how, machine, here, programs, options, _locked: None }
     }
 
     /// Readings of the server's GPU, where it is this machine's.
