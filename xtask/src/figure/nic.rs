@@ -295,15 +295,16 @@ impl Probe {
         let Nic::Nodes(nodes) = nic else {
             return Probe::of(nic.generator(programs)?, nic.device(), &logs.join("probe.log"));
         };
-        let [sender, receiver] = nodes.generators()?.map(|(generator, name, device)| {
+        let of = |end: usize| -> Result<Probe> {
+            let (name, device) = (&nodes.hosts[end].name, nodes.device(end));
             let log = logs.join(format!("probe-{name}.log"));
-            let mut probe = Probe::of(generator, &device, &log).context(name.clone())?;
+            let mut probe = Probe::of(nodes.generator(end)?, device, &log).context(name.clone())?;
             // As the inventory calls it.
-            probe.host.name = name;
-            probe.host.versions.extend(probe.versions(&device));
-            Ok::<_, anyhow::Error>(probe)
-        });
-        let (sender, receiver) = (sender?, receiver?);
+            probe.host.name = name.clone();
+            probe.host.versions.extend(probe.versions(device));
+            Ok(probe)
+        };
+        let (sender, receiver) = (of(0)?, of(1)?);
         Ok(Probe { hosts: vec![sender.host.clone(), receiver.host], ..sender })
     }
 
@@ -354,8 +355,10 @@ impl Probe {
         let libraries = self.versions(nic.device()).into_iter().filter(|(name, _)| name != "firmware");
         provenance.versions.extend(libraries);
         if let Nic::Nodes(nodes) = nic {
-            let settings = nodes.settings().map(|settings| ("host_settings".to_owned(), settings));
-            provenance.versions.extend(settings);
+            let settings = nodes.settings.iter();
+            provenance
+                .versions
+                .extend(settings.map(|settings| ("host_settings".to_owned(), settings.clone())));
         }
         if let [sender, _] = &self.hosts[..] {
             let Host { machine, cores, load, versions, .. } = sender.clone();

@@ -161,7 +161,7 @@ fn between(
     // As JSON: ansible takes `NAME=VALUE` apart at spaces.
     variables.push(json!({ "doorbell_nic_config": of(&out.join("nic.toml"))? }).to_string());
     // An inventory may have a build for each host, or hosts where they were installed by hand.
-    if nodes.hosts().iter().all(|host| host.programs.is_empty()) {
+    if nodes.hosts.iter().all(|host| host.programs.is_empty()) {
         variables.push(json!({ "doorbell_programs": of(&workspace::programs())? }).to_string());
     }
     say!("setting both hosts up by ansible/site.yml ({})", nodes.in_words());

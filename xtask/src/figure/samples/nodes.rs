@@ -49,7 +49,7 @@ impl BetweenNodes<'_> {
         gpu: Option<Gpu>,
         logs: &'a Path,
     ) -> Result<BetweenNodes<'a>> {
-        let hosts = nodes.hosts().iter().zip(nodes.ends()).filter(|_| !nodes.are_here());
+        let hosts = nodes.hosts.iter().zip(nodes.ends).filter(|_| !nodes.are_here());
         let of = |(host, end)| (end, Machine::on(host, &logs.join(format!("machine-{end}.log"))));
         let machines = hosts.map(of).collect();
         Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, machines, gpu, logs })
@@ -78,7 +78,7 @@ impl Bench for BetweenNodes<'_> {
             gpu.end(begin, &mut own);
             // That of a login.
             own.counts.remove("nvidia_smi_cpu_ms");
-            samples.extend(own.of(nodes.ends()[0]));
+            samples.extend(own.of(nodes.ends[0]));
         }
         for (end, sampler) in samplers {
             let mut own = Samples::default();
@@ -115,8 +115,8 @@ struct PointStart {
 impl OnNodes<'_> {
     fn start<'a>(nodes: &'a Nodes, stands: bool, logs: &Path) -> Result<OnNodes<'a>> {
         let start = |end: usize| -> Result<_> {
-            let host = &nodes.hosts()[end];
-            let log = logs.join(format!("counters-{}.log", nodes.ends()[end]));
+            let host = &nodes.hosts[end];
+            let log = logs.join(format!("counters-{}.log", nodes.ends[end]));
             let (softnic, folder) = (host.file("bin/softnic"), nodes.counters(end));
             let words = match &*host.device {
                 "" => vec!["sh", "-c", READER, "sh", &folder, &softnic, Nodes::FABRIC],
@@ -157,7 +157,7 @@ impl OnNodes<'_> {
     fn counters(&self, least: [usize; 2]) -> Result<Line, String> {
         let of_card = self.nodes.card().is_some();
         let mut all = Line::default();
-        for (((reader, log), least), end) in self.readers.iter().zip(least).zip(self.nodes.ends()) {
+        for (((reader, log), least), end) in self.readers.iter().zip(least).zip(self.nodes.ends) {
             let nics = reader.ask(&json!({}), |mut said| {
                 let nics: Vec<Line> =
                     serde_json::from_value(said["nics"].take()).context("counters of its NICs")?;

@@ -237,11 +237,11 @@ impl ServerBench<'_> {
         let (mut gpu, mut hosts, mut gpu_there) = (figure.here.clone(), None, None);
         if let Nic::Nodes(nodes) = &nic {
             let start = |end: usize| {
-                ReadHost::start(&nodes.hosts()[end], &figure.log(&format!("processes-{}", ENDS[end])))
+                ReadHost::start(&nodes.hosts[end], &figure.log(&format!("processes-{}", ENDS[end])))
             };
             hosts = Some([start(SERVER)?, start(CLIENT)?]);
             if figure.machine == Machine::Gpu {
-                let host = &nodes.hosts()[SERVER];
+                let host = &nodes.hosts[SERVER];
                 // Our end of ssh may be gone: it ends there by itself.
                 let probe = ["timeout", &WAIT.as_secs().to_string(), &host.file("bin/gpu-probe"), "--json"];
                 let said = output(&mut host.command(&probe)?, WAIT);
@@ -334,14 +334,14 @@ impl ServerBench<'_> {
     fn file(&self, option: &str, end: usize, here: &Path) -> [String; 2] {
         let Nic::Nodes(nodes) = &self.nic else { return [option.to_owned(), here.display().to_string()] };
         let name = here.file_name().unwrap_or_default().to_string_lossy();
-        [option.to_owned(), nodes.hosts()[end].file(&format!("{DATA}/{name}"))]
+        [option.to_owned(), nodes.hosts[end].file(&format!("{DATA}/{name}"))]
     }
 
     /// Starts a server of the zoo's models with these options.
     pub fn server(&self, options: &[String], log: &Path) -> Result<Started> {
         let address = match &self.nic {
             Nic::Nodes(nodes) => {
-                let host = &nodes.hosts()[SERVER];
+                let host = &nodes.hosts[SERVER];
                 format!("{}:{}", host.address, host.port)
             }
             _ => "127.0.0.1:0".to_owned(),
@@ -358,7 +358,7 @@ impl ServerBench<'_> {
     pub fn listening(&self, options: &[String], log: &Path) -> Result<(Started, String)> {
         let mut server = self.server(options, log)?;
         let address = server.program.address("the server", BEGIN).map_err(|error| match &self.nic {
-            Nic::Nodes(nodes) => nodes.hosts()[SERVER].with_remedy(error),
+            Nic::Nodes(nodes) => nodes.hosts[SERVER].with_remedy(error),
             _ => error,
         })?;
         Ok((server, address))
