@@ -111,9 +111,8 @@ struct Reading {
 impl Reading {
     fn of(texts: &Texts) -> Reading {
         let number = |name: &str| texts.get(name)?.trim().parse::<f64>().ok();
-        let khz: Vec<f64> = numbered(texts, "devices/system/cpu/cpu", "/cpufreq/scaling_cur_freq")
-            .filter_map(number)
-            .collect();
+        let files = numbered(texts, "devices/system/cpu/cpu", "/cpufreq/scaling_cur_freq");
+        let khz: Vec<f64> = files.filter_map(number).collect();
         let zones = numbered(texts, "class/powercap/intel-rapl:", "/name");
         let energy = |name: &str| {
             let zone = name.trim_end_matches("/name");
@@ -131,14 +130,15 @@ impl Reading {
         // The energy of some of the processors would be taken for that of all.
         let energies: Result<Vec<_>, String> =
             zones.filter(|name| texts[*name].starts_with("package")).map(energy).collect();
-        let is_any = |all: &Vec<_>| !all.is_empty();
+        let energies = match energies {
+            Ok(none) if none.is_empty() => Err("no /sys/class/powercap/intel-rapl:0".to_owned()),
+            energies => energies,
+        };
         Reading {
             at: Instant::now(),
             busy_s: texts.get("stat").and_then(|stat| background_load::busy(stat)),
             mhz: (!khz.is_empty()).then(|| khz.iter().sum::<f64>() / khz.len() as f64 / 1e3),
-            energies: energies.and_then(|all| {
-                Some(all).filter(is_any).ok_or_else(|| "no /sys/class/powercap/intel-rapl:0".to_owned())
-            }),
+            energies,
         }
     }
 
@@ -255,26 +255,19 @@ impl State<'_> {
         }
         let is_short = self.readings.cores.is_empty() && self.readings.watts.is_empty();
         let joules = now.joules_since(&self.last);
-        if seconds < LEAST && !(is_over && is_short) {
-            // Its energy counts, though not as a rate.
-            if is_over {
-                self.add(joules);
-            }
-            return Ok(());
-        }
-        let seconds = seconds.as_secs_f64().max(1e-3);
-        let cores = now.busy_s.zip(self.last.busy_s).map(|(now, before)| ((now - before) / seconds).max(0.0));
-        self.readings.cores.extend(cores);
-        self.readings.watts.extend(joules.map(|joules| joules / seconds));
-        self.add(joules);
-        self.last = now;
-        Ok(())
-    }
-
-    fn add(&mut self, joules: Option<f64>) {
-        if let Some(joules) = joules {
+        let is_rate = seconds >= LEAST || is_over && is_short;
+        // At the end energy counts, though not as a rate.
+        if let (Some(joules), true) = (joules, is_rate || is_over) {
             *self.readings.joules.get_or_insert(0.0) += joules;
         }
+        if is_rate {
+            let seconds = seconds.as_secs_f64().max(1e-3);
+            let busy = now.busy_s.zip(self.last.busy_s);
+            self.readings.cores.extend(busy.map(|(now, before)| ((now - before) / seconds).max(0.0)));
+            self.readings.watts.extend(joules.map(|joules| joules / seconds));
+            self.last = now;
+        }
+        Ok(())
     }
 }
 
