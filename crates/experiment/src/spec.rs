@@ -371,9 +371,7 @@ impl Grid {
 
     /// Leaves out the series that need a GPU; which they were.
     pub fn without_gpu(&mut self) -> Vec<String> {
-        let (out, left) = self.series.drain(..).partition(|series| needs_gpu(series));
-        self.series = left;
-        out
+        self.series.extract_if(.., |series| needs_gpu(series)).collect()
     }
 
     pub fn xs(&self) -> Vec<u64> {

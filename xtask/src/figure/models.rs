@@ -69,8 +69,7 @@ fn execute(
         }
     };
     let mut grid = experiment.spec.grid(how.extent);
-    let (measured, left_out) = grid.series.iter().cloned().partition(|series| series.starts_with(engine));
-    grid.series = measured;
+    let left_out = grid.series.extract_if(.., |series| !series.starts_with(engine)).collect();
     if engine == "gpu-" {
         experiment.spec.keep(|series| series.starts_with(engine));
     }
@@ -193,9 +192,8 @@ fn arguments(spec: &Spec, extent: Extent, on_gpu: &str, key: &Key, seconds: f64)
 /// The profiler's line as a point. Error: it lacks a number, or is of another engine's kind.
 fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> Result<Point> {
     let number = |name: &str| {
-        line.pointer(name)
-            .and_then(Value::as_f64)
-            .with_context(|| format!("{APP}'s line has no number {name}"))
+        let found = line.pointer(name).and_then(Value::as_f64);
+        found.with_context(|| format!("{APP}'s line has no number {name}"))
     };
     let quantiles = line["quantiles_ns"].as_array().map_or(0, Vec::len);
     ensure!(quantiles == 1001, "{APP}'s line has {quantiles} quantiles, not 1001");
@@ -223,19 +221,9 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
     let wrong = number("/outputs_wrong")?;
     let missing = (wrong > 0.0).then(|| format!("{wrong} of {} outputs are wrong", line["outputs_compared"]));
     let missing = missing.or_else(|| without_proof(key.x, label, line));
-    let detail =
-        ["runs", "quantiles_ns", "timer", "clock", "batch", "engine", "precision", "layout", "libraries"];
-    let detail = detail.iter().chain(&[
-        "launch",
-        "threads",
-        "connections",
-        "overlap",
-        "no_overlap",
-        "outputs_compared",
-        "energy_mj_per_run",
-        "energy",
-    ]);
-    let detail = detail.filter_map(|name| Some(((*name).to_owned(), line.get(*name)?.clone())));
+    let detail = "runs quantiles_ns timer clock batch engine precision layout libraries launch threads connections \
+                  overlap no_overlap outputs_compared energy_mj_per_run energy";
+    let detail = detail.split(' ').filter_map(|name| Some((name.to_owned(), line.get(name)?.clone())));
     Ok(Point {
         values: values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         missing,
@@ -271,9 +259,8 @@ fn dry_run(experiment: &Experiment, how: &resume::Options) -> String {
         format!("results: {}", how.out.display()),
     ];
     for key in grid.keys().iter().filter(|key| key.repetition == 0 && key.x == grid.xs()[0]) {
-        let words = arguments(spec, how.extent, CUDA, key, grid.seconds);
-        lines
-            .push(words.map_or_else(|error| error.to_string(), |words| format!("{APP} {}", words.join(" "))));
+        let words = arguments(spec, how.extent, CUDA, key, grid.seconds).map(|words| words.join(" "));
+        lines.push(words.map_or_else(|error| error.to_string(), |words| format!("{APP} {words}")));
     }
     lines.extend(spec.pictures().map(|name| format!("draws: {name}")));
     lines.extend(judged(experiment, false));

@@ -102,10 +102,8 @@ impl Step {
 /// The line on which a function of Rust, C or CUDA is defined, counted from 1.
 fn defined_at(text: &str, function: &str) -> Option<usize> {
     let defines = |line: &str| {
-        let Some(at) = line.find(&format!("{function}(")).or_else(|| line.find(&format!("{function}<")))
-        else {
-            return false;
-        };
+        let begins = |bracket: char| line.find(&format!("{function}{bracket}"));
+        let Some(at) = begins('(').or_else(|| begins('<')) else { return false };
         let before = line[..at].trim_start();
         let is_comment = before.starts_with("//") || before.starts_with('*') || before.starts_with("/*");
         let is_rust = before.ends_with("fn ");
@@ -138,17 +136,9 @@ fn posting_routines(posting: &Posting, root: &Path) -> Result<BTreeSet<PathBuf>>
             if text.lines().any(defines) {
                 defining.insert(file.clone());
             }
-            let names = text
-                .lines()
-                .filter_map(|line| line.trim_start().strip_prefix("#include \"")?.split('"').next());
-            let found = names.flat_map(|name| {
-                posting
-                    .folders
-                    .iter()
-                    .map(move |folder| root.join(folder).join(name))
-                    .filter(|path| path.is_file())
-            });
-            next.extend(found);
+            let include = |line| str::trim_start(line).strip_prefix("#include \"")?.split('"').next();
+            let beside = |name| posting.folders.iter().map(move |folder| root.join(folder).join(name));
+            next.extend(text.lines().filter_map(include).flat_map(beside).filter(|path| path.is_file()));
         }
         ensure!(!defining.is_empty(), "{start} includes no file that defines `{}`", posting.begins);
         all.extend(defining);
@@ -257,9 +247,8 @@ fn execute(
     left_out.extend(tree.is_none().then(|| SOURCE.to_owned()));
     let mut grid = experiment.spec.grid(how.extent);
     grid.series.retain(|series| !left_out.contains(series));
-    if grid.series.is_empty() {
-        return Err(refused("fig3: there is neither a GPU nor the source here: nothing can be counted"));
-    }
+    let why = "fig3: there is neither a GPU nor the source here: nothing can be counted";
+    ensure!(!grid.series.is_empty(), refused(why));
     let mut bench =
         Counts { name: experiment.spec.name.clone(), way, machine, tree, program, provenance: &provenance };
     let earlier = progress::measure(&experiment, how, &provenance, &grid, &mut bench)?;
@@ -305,8 +294,8 @@ impl run::Bench for Counts<'_> {
         let label = provenance.label(&[Part::Gpu]);
         let mut point = Point::new(&self.name, key.clone(), label, provenance);
         for name in ["nodes", "kernels", "host_nodes", "copies", "host_copies"] {
-            let count =
-                line[name].as_f64().with_context(|| format!("{PROGRAM}'s line has no number {name}"))?;
+            let count = line[name].as_f64();
+            let count = count.with_context(|| format!("{PROGRAM}'s line has no number {name}"))?;
             point.values.insert(name.into(), count);
         }
         Ok(point)

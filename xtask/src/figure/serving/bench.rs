@@ -41,20 +41,7 @@ pub const REFERENCE: Duration = Duration::from_secs(120);
 /// Largest error of an answer, as a share of the reference's root mean square: engines add in other orders.
 const TOLERANCE: &str = "1e-3";
 /// Packages of the programs, and of those that tell of the NIC and of the GPU.
-const PACKAGES: [&str; 12] = [
-    "-p",
-    "inference-server",
-    "-p",
-    "client",
-    "-p",
-    "softnic",
-    "-p",
-    "profiler",
-    "-p",
-    "generator",
-    "-p",
-    "gpu",
-];
+const PACKAGES: &str = "-p inference-server -p client -p softnic -p profiler -p generator -p gpu";
 /// What the ends are called, and which host is whose.
 const ENDS: [&str; 2] = ["server", "client"];
 const SERVER: usize = 0;
@@ -130,7 +117,8 @@ impl ServerFigure {
             has_gpu(&here, name, "here")?;
         }
         place.set_up(options.no_install)?;
-        workspace::build_programs("server, client and the software NIC", &PACKAGES)?;
+        let packages: Vec<&str> = PACKAGES.split(' ').collect();
+        workspace::build_programs("server, client and the software NIC", &packages)?;
         let programs = Programs::of(&workspace::programs());
         Ok(Some(ServerFigure { how, machine, here, programs, options: options.clone(), _locked }))
     }
@@ -154,14 +142,10 @@ impl ServerFigure {
             references.push(file);
             made.push((format!("reference-{model}"), by));
         }
-        let data: Vec<PathBuf> = [zoo::manifests()]
-            .iter()
-            .chain(&references)
-            .map(std::path::absolute)
-            .collect::<Result<_, _>>()?;
-        let files = ["softnic", LIBRARY, "generator", "inference-server", "doorbell-client"];
-        let files: Vec<&str> =
-            files.into_iter().chain((self.machine == Machine::Gpu).then_some("gpu-probe")).collect();
+        let data = [zoo::manifests()].into_iter().chain(references).map(std::path::absolute);
+        let data = data.collect::<Result<Vec<PathBuf>, _>>()?;
+        let mut files = vec!["softnic", LIBRARY, "generator", "inference-server", "doorbell-client"];
+        files.extend((self.machine == Machine::Gpu).then_some("gpu-probe"));
         let variables = [json!({ "doorbell_files": files, "doorbell_data": data }).to_string()];
         let (out, tune) = (&self.how.out, self.options.tune);
         let setup = HostSetup { spec, out, ends: ENDS, variables: &variables, is_shaped: false, tune };
@@ -178,8 +162,8 @@ impl ServerFigure {
         let file = self.how.out.join(format!("reference-{model}.f32"));
         // One of an earlier run must not be taken for this one's.
         files::remove(&file)?;
-        std::fs::create_dir_all(self.how.out.join("logs"))
-            .with_context(|| format!("--out {}", self.how.out.display()))?;
+        let out = &self.how.out;
+        std::fs::create_dir_all(out.join("logs")).with_context(|| format!("--out {}", out.display()))?;
         let runtime = Search::here(None).find();
         let engine = match (&runtime, self.machine) {
             (Ok(_), _) => "cpu",
@@ -197,9 +181,8 @@ impl ServerFigure {
         ensure!(ended == Ended::Well && file.is_file(), "the profiler {ended}; see {}", log.display());
         let why = runtime.err().map_or_else(String::new, |why| format!(": no ONNX Runtime here: {why}"));
         say!("{model}: answers are compared with the profiler's, engine {engine}{why}");
-        let digest =
-            ::zoo::Digest::of(&std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?);
-        Ok((file, format!("engine {engine}, sha256 {digest}")))
+        let bytes = std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
+        Ok((file, format!("engine {engine}, sha256 {}", ::zoo::Digest::of(&bytes))))
     }
 
     /// This machine's CUDA toolkit, for its programs.
@@ -390,8 +373,7 @@ pub fn end(server: &mut Started) -> Result<()> {
 
 /// Takes series out of a grid, and says why: which.
 pub fn leave_out(grid: &mut Grid, is_left_out: &dyn Fn(&str) -> bool, why: &str) -> Vec<String> {
-    let (left_out, kept): (Vec<_>, Vec<_>) = grid.series.drain(..).partition(|series| is_left_out(series));
-    grid.series = kept;
+    let left_out: Vec<String> = grid.series.extract_if(.., |series| is_left_out(series)).collect();
     if !left_out.is_empty() {
         say!("left out: {} ({why})", left_out.join(", "));
     }
@@ -437,14 +419,10 @@ pub fn dry_run(
     (grid, left_out): (&Grid, &[String]),
     commands: &dyn Fn(&String) -> Result<Vec<String>>,
 ) -> Result<String> {
-    let (spec, machine) = (&experiment.spec, options.machine());
+    let (spec, machine, points) = (&experiment.spec, options.machine(), grid.keys().len());
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
-        format!(
-            "{} points{}; each point ends within nine minutes, --resume goes on",
-            grid.keys().len(),
-            said[0]
-        ),
+        format!("{points} points{}; each point ends within nine minutes, --resume goes on", said[0]),
         format!("nic: {}{}; machine: {}", options.nic_in_words(), said[1], machine.name()),
         format!("results: {}", options.how(experiment).out.display()),
     ];
@@ -460,9 +438,7 @@ pub fn dry_run(
     let drawn = plots.filter(|(_, _, series)| grid.series.iter().any(|one| series.contains(one)));
     lines.extend(drawn.map(|(name, title, _)| format!("draws: {name}: {title}")));
     lines.extend(judged(experiment, false));
-    if machine == Machine::Twin {
-        lines
-            .push("label: emulated (the host twin): no claim about a GPU or a server's CPU is judged".into());
-    }
+    let twin = "label: emulated (the host twin): no claim about a GPU or a server's CPU is judged";
+    lines.extend((machine == Machine::Twin).then(|| twin.to_owned()));
     Ok(lines.join("\n"))
 }

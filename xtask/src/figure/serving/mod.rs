@@ -75,8 +75,7 @@ fn grid(spec: &Spec, extent: Extent, machine: Machine) -> (Grid, Vec<String>) {
         let has_model = extent != Extent::Quick || first.as_deref() == Some(line.model) && line.mode == GRAPH;
         has_model && (machine == Machine::Gpu || line.sleep == EVENT)
     };
-    let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
-    grid.series = kept;
+    let left_out = grid.series.extract_if(.., |series| !is_kept(series)).collect();
     (grid, left_out)
 }
 

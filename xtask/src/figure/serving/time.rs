@@ -135,8 +135,7 @@ fn grid(spec: &Spec, extent: Extent) -> (Grid, Vec<String>) {
     let is_plain = |series: &str| Line::of(series).is_ok_and(|line| line.variant.is_none() && !line.stays());
     let is_kept =
         |series: &String| extent != Extent::Quick || (Some(model(series)) == first && is_plain(series));
-    let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
-    grid.series = kept;
+    let left_out = grid.series.extract_if(.., |series| !is_kept(series)).collect();
     (grid, left_out)
 }
 
