@@ -219,13 +219,9 @@ const NOT_JUDGED: &str = "no verdicts: --smoke measures two points a series at m
 /// Verdicts, below a line on what an emulated NIC means for them.
 fn said_verdicts(nic: Label, verdicts: &[Judged]) -> String {
     let is_of_nic = |one: &Judged| one.label == Label::Emulated && one.is_decided();
-    let heading = match nic == Label::Emulated && verdicts.iter().any(is_of_nic) {
-        true => {
-            "verdicts labelled `emulated` are about the software NIC, where a doorbell is a store to memory; a card may give others\n"
-        }
-        false => "",
-    };
-    format!("{heading}{}", table::verdicts(verdicts))
+    let heading = "verdicts labelled `emulated` are about the software NIC, where a doorbell is a store to memory; a card may give others\n";
+    let is_told = nic == Label::Emulated && verdicts.iter().any(is_of_nic);
+    format!("{}{}", if is_told { heading } else { "" }, table::verdicts(verdicts))
 }
 
 /// What is missing where points are not whole, on which machine, and how these points are measured again.

@@ -97,9 +97,7 @@ pub fn cells(spec: &Spec, rows: &[Row]) -> Vec<Vec<String>> {
     };
     let (factors, settings) = (names(|row| &row.at), names(|row| &row.settings));
     let mut lines = vec![vec!["series".to_owned()]];
-    lines[0].extend(factors.iter().map(|name| (*name).clone()));
-    lines[0].extend(spec.x.clone());
-    lines[0].extend(settings.iter().map(|name| (*name).clone()));
+    lines[0].extend(factors.iter().copied().chain(&spec.x).chain(settings.iter().copied()).cloned());
     lines[0].extend(spec.values.iter().map(|value| value.replace('_', " ")));
     lines[0].push(format!("range of {}", spec.range));
     let unit = |row: &Row| spec.series.get(&row.series).and_then(|own| own.unit.clone()).unwrap_or_default();
