@@ -40,6 +40,13 @@ pub trait Bench {
     }
 }
 
+/// What needs no more than a function.
+impl<F: FnMut(&Key, f64) -> Result<Point>> Bench for F {
+    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+        self(key, seconds)
+    }
+}
+
 /// What a run adds to its points.
 #[derive(Default)]
 pub struct Extra {

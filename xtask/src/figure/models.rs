@@ -73,7 +73,15 @@ fn execute(
     if engine == "gpu-" {
         experiment.spec.keep(|series| series.starts_with(engine));
     }
-    let mut bench = Runs { spec: &experiment.spec, how, on_gpu, program, machine, provenance: &provenance };
+    let logs = how.out.join("logs");
+    let profiler = Profiler { program, machine, logs: &logs, limit: LIMIT };
+    let spec = &experiment.spec;
+    // One run of the profiler a point.
+    let mut bench = |key: &Key, seconds: f64| {
+        let arguments = arguments(spec, how.extent, on_gpu, key, seconds)?;
+        let line = profiler.line(&format!("{}-{}", key.series, key.x), &arguments)?;
+        Ok(Point { seconds, ..point(&spec.name, key.clone(), &line, &provenance)? })
+    };
     let earlier = samples::measure(&experiment, how, &provenance, &grid, &mut bench)?;
     let mut fits = Map::new();
     let mut extra = Extra { left_out, ..Extra::default() };
@@ -110,29 +118,6 @@ fn engine_of(machine: &GpuMachine) -> &'static str {
     let why = machine.why_no_cudnn.as_deref().unwrap_or("gpu-probe did not say why");
     say!("no cuDNN here ({why}): our kernels compute every step of gpu-*, --engine {OWN}");
     OWN
-}
-
-/// Points by one run of the profiler each.
-struct Runs<'a> {
-    spec: &'a Spec,
-    how: &'a resume::Options,
-    /// Engine of the GPU's series.
-    on_gpu: &'static str,
-    program: &'a Path,
-    machine: &'a GpuMachine,
-    provenance: &'a Provenance,
-}
-
-impl run::Bench for Runs<'_> {
-    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
-        let arguments = arguments(self.spec, self.how.extent, self.on_gpu, key, seconds)?;
-        let logs = self.how.out.join("logs");
-        let profiler = Profiler { program: self.program, machine: self.machine, logs: &logs, limit: LIMIT };
-        let line = &profiler.line(&format!("{}-{}", key.series, key.x), &arguments)?;
-        let mut point = point(&self.spec.name, key.clone(), line, self.provenance)?;
-        point.seconds = seconds;
-        Ok(point)
-    }
 }
 
 /// The program, and what it needs of this machine.

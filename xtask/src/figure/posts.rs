@@ -95,21 +95,13 @@ fn execute(
     let points = rows.iter().map(point).collect::<Result<Vec<Point>>>()?;
     grid.series = points.iter().map(|point| point.series.clone()).collect();
     let is_whole = points.iter().all(Point::is_whole);
-    let mut rows = Rows(points.into_iter().map(|point| (point.series.clone(), point)).collect());
+    let mut rows: BTreeMap<_, _> = points.into_iter().map(|point| (point.series.clone(), point)).collect();
+    let mut bench = |key: &Key, _: f64| rows.remove(&key.series).context("it was not measured");
     experiment.spec.keep(|series| grid.series.iter().any(|measured| measured == series));
-    let measured = run::measure(&experiment, how, &provenance, &grid, &mut rows, &mut |_, _| ())?;
+    let measured = run::measure(&experiment, how, &provenance, &grid, &mut bench, &mut |_, _| ())?;
     // A program that failed beside whole rows left others out.
     ensure!(ended == Ended::Well || !is_whole, failed());
     run::report(&experiment, how, &measured, &Extra::default())
-}
-
-/// The points of one run of the generator, by series.
-struct Rows(BTreeMap<String, Point>);
-
-impl run::Bench for Rows {
-    fn measure(&mut self, key: &Key, _: f64) -> Result<Point> {
-        self.0.remove(&key.series).context("it was not measured")
-    }
 }
 
 /// A row of the generator as a point: times in ns with their spread, ratios, and the ratio's requirement.
