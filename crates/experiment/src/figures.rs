@@ -203,33 +203,22 @@ pub(crate) fn caption(run: RunPoints<'_>, is_beside: bool) -> Vec<String> {
     let rate = rate.map_or("not shaped".to_owned(), |rate| format!("shaped to {rate} Gbit/s"));
     let word = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let helpers = option("copy_threads").map_or("none".to_owned(), word);
-    let on_a_nic = vec![
-        format!(
-            "ours — nic: {} ({}), gpu: {gpu}, link: {}, {rate}; threads that help to copy: {helpers}; median and range of \
-             {repetitions} repetitions",
-            from.nic, from.device, from.link
-        ),
-        format!(
-            "{}; libibverbs {}, libmlx5 {}, kernel {}, {} build, {}",
-            from.machines(),
-            version("libibverbs"),
-            version("libmlx5"),
-            version("kernel"),
-            version("profile"),
-            revision(&from),
-        ),
-    ];
-    let without_a_nic = vec![
-        format!("ours — gpu: {gpu}; median and range over repetitions, of which there are {repetitions}"),
-        format!(
-            "{}; kernel {}, {} build, {}",
-            from.machine,
-            version("kernel"),
-            version("profile"),
-            revision(&from)
-        ),
-    ];
-    let mut lines = if experiment.spec.nic.is_empty() { without_a_nic } else { on_a_nic };
+    let [libibverbs, libmlx5, kernel, profile] = ["libibverbs", "libmlx5", "kernel", "profile"].map(version);
+    let built = format!("kernel {kernel}, {profile} build, {}", revision(&from));
+    let mut lines = match experiment.spec.nic.is_empty() {
+        false => vec![
+            format!(
+                "ours — nic: {} ({}), gpu: {gpu}, link: {}, {rate}; threads that help to copy: {helpers}; median and range of \
+                 {repetitions} repetitions",
+                from.nic, from.device, from.link
+            ),
+            format!("{}; libibverbs {libibverbs}, libmlx5 {libmlx5}, {built}", from.machines()),
+        ],
+        true => vec![
+            format!("ours — gpu: {gpu}; median and range over repetitions, of which there are {repetitions}"),
+            format!("{}; {built}", from.machine),
+        ],
+    };
     lines.extend(published);
     if !unmeasured.is_empty() {
         let gpu = if unmeasured.iter().any(|series| needs_gpu(series)) { " (gpu-* need a GPU)" } else { "" };

@@ -242,19 +242,15 @@ impl Receiver {
 pub struct Probe {
     #[serde(default)]
     host: Host,
-    libraries: Option<Libraries>,
+    /// Versions of `libibverbs` and `libmlx5`.
+    #[serde(default)]
+    libraries: BTreeMap<String, Option<String>>,
     error: Option<String>,
     #[serde(default)]
     devices: Vec<Device>,
     /// The sender's host and the receiver's, where those are two.
     #[serde(skip)]
     hosts: Vec<Host>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Libraries {
-    libibverbs: Option<String>,
-    libmlx5: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -315,13 +311,10 @@ impl Probe {
 
     /// Versions of the libraries, and of a device's firmware.
     fn versions(&self, device: &str) -> Vec<(String, String)> {
-        let libraries =
-            self.libraries.iter().flat_map(|it| [("libibverbs", &it.libibverbs), ("libmlx5", &it.libmlx5)]);
-        let libraries =
-            libraries.map(|(name, version)| (name, version.clone().unwrap_or_else(|| "missing".into())));
+        let said = |version: &Option<String>| version.clone().unwrap_or_else(|| "missing".into());
+        let libraries = self.libraries.iter().map(|(name, version)| (name.clone(), said(version)));
         let firmware = self.devices.iter().find(|it| it.name == device && !it.firmware.is_empty());
-        let firmware = firmware.map(|it| ("firmware", it.firmware.clone()));
-        libraries.chain(firmware).map(|(name, version)| (name.to_owned(), version)).collect()
+        libraries.chain(firmware.map(|it| ("firmware".to_owned(), it.firmware.clone()))).collect()
     }
 
     /// What the port says it carries, where that means something.

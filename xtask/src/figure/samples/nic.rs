@@ -37,7 +37,8 @@ pub enum CountersBefore {
     Card(Result<Line, String>),
 }
 
-/// Shell, here or on a host, that reads a card's counters from sysfs and `ethtool`. Arguments: the sysfs, the device.
+/// Shell, here or on a host, that reads a card's counters from sysfs and `ethtool`. Arguments: the sysfs,
+/// the device.
 pub const CARD_READER: &str = r#"PATH=$PATH:/usr/sbin:/sbin
 device=$1/class/infiniband/$2
 echo '{"kind":"ready"}'
