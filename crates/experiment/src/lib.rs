@@ -27,7 +27,6 @@ pub mod figures;
 pub mod import;
 pub mod measured;
 pub mod modelled;
-mod number;
 pub mod paper;
 mod pdf;
 mod picture;
@@ -48,7 +47,6 @@ pub mod table;
 pub mod testing;
 pub mod verdict;
 pub mod wire_model;
-mod write_whole;
 
 pub use colours::on_dark as plot_colours;
 pub use csv::csv;

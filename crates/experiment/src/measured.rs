@@ -15,7 +15,6 @@ use crate::samples::Samples;
 use crate::spec::Extent;
 use crate::table::Row;
 use crate::verdict::Judged;
-use crate::write_whole::write_whole;
 
 /// One machine's last recorded run of an experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -165,6 +164,11 @@ pub fn record(path: &Path, entry: Entry) -> Result<()> {
     }
     let text = serde_json::to_string_pretty(&measured).context("writing measured.json")? + "\n";
     write_whole(path, text.as_bytes())
+}
+
+/// As [`measure::write_whole()`], with the file in the error.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    measure::write_whole(path, bytes).with_context(|| format!("writing {}", path.display()))
 }
 
 /// What is wrong with a committed file, one line each.

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use measure::{BackgroundLoad, JsonLines, Label, Provenance};
 use serde::Serialize;
 
+pub use crate::measured::write_whole;
 use crate::measured::{self, Entry};
 use crate::modelled::Modelled;
 use crate::point::{self, Key, Point, crowded, disturbed, label_of, poster, provenance_of};
@@ -15,7 +16,6 @@ use crate::refused::Refused;
 use crate::resume::{self, Earlier, Options};
 use crate::spec::{Extent, Grid};
 use crate::verdict::Judged;
-pub use crate::write_whole::write_whole;
 use crate::{Experiment, Picture, Samples, pictures, png, table};
 
 /// So many failures in a row end a run, or as many as it has series. A series that always fails hides no

@@ -6,9 +6,9 @@ use measure::Provenance;
 use serde::{Deserialize, Serialize};
 
 use crate::Spec;
-pub use crate::number::number;
 use crate::point::{Point, needs_gpu};
 use crate::quantiles::Quantiles;
+pub use crate::statistics::number;
 use crate::statistics::spread;
 use crate::verdict::Judged;
 

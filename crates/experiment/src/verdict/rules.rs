@@ -7,10 +7,9 @@ use measure::label::Part;
 use super::finding::Finding;
 use super::series::{self, divisor, expand, named, pairs};
 use crate::by_x::{by_x, log_fit, medians};
-use crate::number::number;
 use crate::paper::{Claim, Rule};
 use crate::point::Point;
-use crate::statistics::{line, median, rank_correlation, spread};
+use crate::statistics::{line, median, number, rank_correlation, spread};
 use crate::wire_model::WireModel;
 
 /// What stands in the evidence of what a rule leaves out, before the reason.
