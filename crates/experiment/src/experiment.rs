@@ -1,5 +1,6 @@
 //! One experiment: its spec, and the papers that its points are held against.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -32,9 +33,8 @@ impl Experiment {
         }
         let spec = Spec::read(&folder)?;
         let beside = spec.plots.iter().flat_map(|plot| &plot.beside);
-        let mut wanted: Vec<&String> = spec.judges.iter().map(|judges| &judges.paper).chain(beside).collect();
-        wanted.sort_unstable();
-        wanted.dedup();
+        let wanted: BTreeSet<&String> =
+            spec.judges.iter().map(|judges| &judges.paper).chain(beside).collect();
         let mut papers: Vec<Paper> =
             wanted.into_iter().map(|name| Paper::read(&experiments.join(name))).collect::<Result<_>>()?;
         let grid = spec.grid(Extent::Normal).series;
@@ -60,6 +60,11 @@ impl Experiment {
 
     pub fn paper(&self, name: &str) -> Result<&Paper> {
         self.papers.iter().find(|paper| paper.name == name).with_context(|| format!("no paper `{name}`"))
+    }
+
+    /// The paper that stands beside a plot, if one does.
+    pub fn beside(&self, name: Option<&String>) -> Result<impl Iterator<Item = &Paper>> {
+        Ok(name.map(|name| self.paper(name)).transpose()?.into_iter())
     }
 
     /// Every claim of the papers that it judges, then its own aims.

@@ -1,6 +1,6 @@
 //! The plots of a spec: a number against x, measured curves beside published ones and formulas; a caption.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use measure::Label;
@@ -41,7 +41,7 @@ pub fn plot(run: RunPoints<'_>, plot: &Plot, modelled: &[Modelled]) -> Result<St
         let (least, most) = within(&curves, &x);
         // Substitutes are slower by orders of magnitude than what is published.
         let log = panel.log || plot.log_fit && most > 20.0 * least;
-        let y = y_axis(&plot.y_name, log, (least, most));
+        let y = if log { decades(&plot.y_name, least, most) } else { steps(&plot.y_name, most) };
         let marks = windows.iter().map(|(from, _, window)| (*from as f64, window.clone()));
         let marks = if panel.log { marks.collect() } else { Vec::new() };
         Panel { title: panel.title.clone(), x, y, marks }
@@ -93,14 +93,8 @@ fn published(paper: &Paper) -> Vec<Curve> {
 
 /// A published curve as it is drawn beside ours.
 pub(crate) fn beside(curve: &crate::paper::Curve) -> Curve {
-    Curve {
-        group: "paper (hardware)".into(),
-        label: curve.label.clone(),
-        kind: Kind::Published,
-        points: curve.points.clone(),
-        not_whole: Vec::new(),
-        level: None,
-    }
+    let points = curve.points.clone();
+    Curve { points, ..Curve::of("paper (hardware)", &curve.label, Kind::Published, []) }
 }
 
 /// The heading of what was measured here: it says what of it was no hardware.
@@ -114,7 +108,7 @@ pub(crate) fn ours(points: &[Point]) -> String {
 }
 
 /// A formula, finer than a pixel on both axes.
-fn formula(group: &str, label: String, of: impl Fn(f64) -> f64) -> Curve {
+fn formula(group: &str, label: &str, of: impl Fn(f64) -> f64) -> Curve {
     let xs = (0..=700).map(|step| 64.0 * 2_f64.powf(f64::from(step) / 50.0));
     Curve::of(group, label, Kind::Broken, xs.map(|x| (x, of(x))))
 }
@@ -122,7 +116,7 @@ fn formula(group: &str, label: String, of: impl Fn(f64) -> f64) -> Curve {
 /// The line of posts that were measured on a GPU.
 fn drawn(modelled: &Modelled) -> Curve {
     let of = |payload| modelled.throughput_gbps(payload);
-    formula("modelled from posts without a NIC", modelled.name.to_owned(), of)
+    formula("modelled from posts without a NIC", modelled.name, of)
 }
 
 /// The wire model of each published GPU, from the median of its published post times.
@@ -130,17 +124,15 @@ fn models(fig5: &Paper) -> Vec<Curve> {
     let gpus = fig5.series.iter().filter(|curve| curve.name.starts_with("gpu-"));
     let model = |curve: &crate::paper::Curve| {
         let of = wire_model::of_published(curve)?;
-        Some(formula("wire model of the paper's posts", curve.label.clone(), of))
+        Some(formula("wire model of the paper's posts", &curve.label, of))
     };
     gpus.filter_map(model).collect()
 }
 
 /// Ours: median with least and most, one curve for each combination of the other factors.
 fn measured(experiment: &Experiment, points: &[Point], field: &str) -> Vec<Curve> {
-    let mut keys: Vec<(&str, &BTreeMap<String, u64>)> =
+    let keys: BTreeSet<(&str, &BTreeMap<String, u64>)> =
         points.iter().map(|point| (point.series.as_str(), &point.at)).collect();
-    keys.sort_unstable();
-    keys.dedup();
     let group = ours(points);
     let curve = |(series, at): (&str, &BTreeMap<String, u64>)| {
         let own: Vec<Point> =
@@ -151,13 +143,12 @@ fn measured(experiment: &Experiment, points: &[Point], field: &str) -> Vec<Curve
         let others: String = others.map(|(name, value)| format!(", {name} {value}")).collect();
         let broken = own.iter().filter(|point| !point.is_whole());
         let spreads = by_x(&own, series, field, |_| true).into_iter();
+        let label: String = format!("{name}{others}").chars().take(LABEL_CHARACTERS).collect();
+        let kind = if base { Kind::Measured } else { Kind::Variant };
         Curve {
-            group: group.clone(),
-            label: format!("{name}{others}").chars().take(LABEL_CHARACTERS).collect(),
-            kind: if base { Kind::Measured } else { Kind::Variant },
             points: spreads.map(|(x, [median, least, most])| [x as f64, median, least, most]).collect(),
             not_whole: broken.map(|point| point.x as f64).collect(),
-            level: None,
+            ..Curve::of(&group, label, kind, [])
         }
     };
     keys.into_iter().map(curve).collect()
@@ -165,18 +156,17 @@ fn measured(experiment: &Experiment, points: &[Point], field: &str) -> Vec<Curve
 
 /// First and last x of points with the same window, in order; nothing where series differ in theirs.
 fn windows(points: &[Point]) -> Vec<(u64, u64, String)> {
-    let mut by_x: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    let mut by_x: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
     for point in points {
         by_x.entry(point.x).or_default().extend(point.settings.get("window"));
     }
     let mut groups: Vec<(u64, u64, String)> = Vec::new();
-    for (x, mut windows) in by_x {
-        windows.sort_unstable();
-        windows.dedup();
-        let [window] = windows[..] else { return Vec::new() };
+    for (x, windows) in by_x {
+        let mut windows = windows.iter().map(u64::to_string);
+        let (Some(window), None) = (windows.next(), windows.next()) else { return Vec::new() };
         match groups.last_mut() {
-            Some((_, last, text)) if *text == window.to_string() => *last = x,
-            _ => groups.push((x, x, window.to_string())),
+            Some((_, last, text)) if *text == window => *last = x,
+            _ => groups.push((x, x, window)),
         }
     }
     groups
@@ -213,33 +203,22 @@ pub(crate) fn caption(run: RunPoints<'_>, is_beside: bool) -> Vec<String> {
     let rate = rate.map_or("not shaped".to_owned(), |rate| format!("shaped to {rate} Gbit/s"));
     let word = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let helpers = option("copy_threads").map_or("none".to_owned(), word);
-    let on_a_nic = vec![
-        format!(
-            "ours — nic: {} ({}), gpu: {gpu}, link: {}, {rate}; threads that help to copy: {helpers}; median and range of \
-             {repetitions} repetitions",
-            from.nic, from.device, from.link
-        ),
-        format!(
-            "{}; libibverbs {}, libmlx5 {}, kernel {}, {} build, {}",
-            from.machines(),
-            version("libibverbs"),
-            version("libmlx5"),
-            version("kernel"),
-            version("profile"),
-            revision(&from),
-        ),
-    ];
-    let without_a_nic = vec![
-        format!("ours — gpu: {gpu}; median and range over repetitions, of which there are {repetitions}"),
-        format!(
-            "{}; kernel {}, {} build, {}",
-            from.machine,
-            version("kernel"),
-            version("profile"),
-            revision(&from)
-        ),
-    ];
-    let mut lines = if experiment.spec.nic.is_empty() { without_a_nic } else { on_a_nic };
+    let [libibverbs, libmlx5, kernel, profile] = ["libibverbs", "libmlx5", "kernel", "profile"].map(version);
+    let built = format!("kernel {kernel}, {profile} build, {}", revision(&from));
+    let mut lines = match experiment.spec.nic.is_empty() {
+        false => vec![
+            format!(
+                "ours — nic: {} ({}), gpu: {gpu}, link: {}, {rate}; threads that help to copy: {helpers}; median and range of \
+                 {repetitions} repetitions",
+                from.nic, from.device, from.link
+            ),
+            format!("{}; libibverbs {libibverbs}, libmlx5 {libmlx5}, {built}", from.machines()),
+        ],
+        true => vec![
+            format!("ours — gpu: {gpu}; median and range over repetitions, of which there are {repetitions}"),
+            format!("{}; {built}", from.machine),
+        ],
+    };
     lines.extend(published);
     if !unmeasured.is_empty() {
         let gpu = if unmeasured.iter().any(|series| needs_gpu(series)) { " (gpu-* need a GPU)" } else { "" };
@@ -294,10 +273,6 @@ fn x_axis(name: &str, panel: &spec::Panel, curves: &[Curve]) -> Axis {
     let range = least * 0.8..most * 1.3;
     let ticks = ticks.map(|bytes| (bytes as f64, binary(bytes))).filter(|(at, _)| range.contains(at));
     Axis { name: format!("{name}, B"), ticks: ticks.collect(), range, log: true }
-}
-
-fn y_axis(name: &str, log: bool, (least, most): (f64, f64)) -> Axis {
-    if log { decades(name, least, most) } else { steps(name, most) }
 }
 
 fn binary(bytes: u64) -> String {

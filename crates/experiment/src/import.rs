@@ -49,22 +49,15 @@ pub fn imported(
     let name = &summary.experiment;
     let experiment = Experiment::read(experiments, name)?;
     let records = json_lines::read::<Point>(&folder.join("results.jsonl"))?;
-    ensure!(
-        records.torn_bytes == 0,
-        "results.jsonl: its last line is cut after {} bytes",
-        records.torn_bytes
-    );
+    let torn = records.torn_bytes;
+    ensure!(torn == 0, "results.jsonl: its last line is cut after {torn} bytes");
     let (points, _) = resume::newest(records.records);
     let first = points.first().context("results.jsonl holds no points")?;
     for point in &points {
-        ensure!(
-            point.experiment == *name,
-            "results.jsonl: a point is of {}, summary.json of {name}",
-            point.experiment
-        );
-        if let Some(resume::Difference { what, old, new }) =
-            resume::differs(&first.provenance, &point.provenance)
-        {
+        let of = &point.experiment;
+        ensure!(of == name, "results.jsonl: a point is of {of}, summary.json of {name}");
+        let different = resume::differs(&first.provenance, &point.provenance);
+        if let Some(resume::Difference { what, old, new }) = different {
             bail!("results.jsonl: its points are of two runs: {what} is `{old}` in one, `{new}` in another");
         }
         ensure!(point.is_whole(), "not whole: {}", point.what_is_missing());
@@ -107,22 +100,15 @@ pub fn imported(
         // Of what was measured now: a former part's stay with its own record.
         samples: Samples::of_run(&points),
     };
-    let former = match part {
-        Some(file) => {
-            let one_by_one = experiment.judges_series_one_by_one();
-            let is_part = |old: &Entry| old.is_part_with(&entry, one_by_one);
-            Measured::read(&file(name))?.entries.into_iter().find(is_part)
-        }
-        None => None,
-    };
+    let one_by_one = experiment.judges_series_one_by_one();
+    let others = part.map(|file| Measured::read(&file(name))).transpose()?.unwrap_or_default().entries;
+    let former = others.into_iter().find(|old| old.is_part_with(&entry, one_by_one));
     let mut all = points;
     if let Some(former) = &former {
-        ensure!(
-            entry.ratios.is_null(),
-            "{name} compares its series by more than their rows: measure it whole"
-        );
+        let is_of_rows = entry.ratios.is_null();
+        ensure!(is_of_rows, "{name} compares its series by more than their rows: measure it whole");
         let others = former.rows.iter().filter(|row| !all.iter().any(|point| point.series == row.series));
-        let others: Vec<Point> = others.map(|row| again(row, former, name)).collect::<Result<_>>()?;
+        let others = others.map(|row| again(row, former, name)).collect::<Result<Vec<Point>>>()?;
         all.extend(others);
     }
     entry.label = point::label_of(&all);

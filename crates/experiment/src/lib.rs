@@ -27,7 +27,6 @@ pub mod figures;
 pub mod import;
 pub mod measured;
 pub mod modelled;
-mod number;
 pub mod paper;
 mod pdf;
 mod picture;
@@ -48,7 +47,6 @@ pub mod table;
 pub mod testing;
 pub mod verdict;
 pub mod wire_model;
-mod write_whole;
 
 pub use colours::on_dark as plot_colours;
 pub use csv::csv;
@@ -70,8 +68,5 @@ pub fn print(stream: &mut dyn std::io::Write, text: std::fmt::Arguments<'_>) {
     let _ = stream.flush();
 }
 
-/// The workspace, for tests of what is committed.
 #[cfg(test)]
-fn root() -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use testing::root;

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use measure::{Label, Provenance, Revision};
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,6 @@ use crate::samples::Samples;
 use crate::spec::Extent;
 use crate::table::Row;
 use crate::verdict::Judged;
-use crate::write_whole::write_whole;
 
 /// One machine's last recorded run of an experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -48,25 +47,21 @@ pub struct Measured {
 impl Measured {
     /// Reads the file; one that is not there has no entries.
     pub fn read(path: &Path) -> Result<Measured> {
-        match std::fs::read(path) {
-            Ok(bytes) => {
-                let read = || format!("reading {}", path.display());
-                let measured: Measured = serde_json::from_slice(&bytes).with_context(read)?;
-                let rows = measured.entries.iter().flat_map(|entry| &entry.rows);
-                // A point is made of each.
-                if let Some(row) = rows.into_iter().find(|row| row.repetitions > MOST_REPETITIONS) {
-                    bail!(
-                        "{}: {} repetitions of {}, and {MOST_REPETITIONS} at most are believed",
-                        read(),
-                        row.repetitions,
-                        row.series
-                    );
-                }
-                Ok(measured)
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Measured::default()),
-            Err(error) => Err(error).with_context(|| format!("reading {}", path.display())),
+        let read = || format!("reading {}", path.display());
+        let bytes = match std::fs::read(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Measured::default()),
+            bytes => bytes.with_context(read)?,
+        };
+        let measured: Measured = serde_json::from_slice(&bytes).with_context(read)?;
+        // A point is made of each repetition.
+        for Row { repetitions, series, .. } in measured.entries.iter().flat_map(|entry| &entry.rows) {
+            ensure!(
+                *repetitions <= MOST_REPETITIONS,
+                "{}: {repetitions} repetitions of {series}, and {MOST_REPETITIONS} at most are believed",
+                read()
+            );
         }
+        Ok(measured)
     }
 }
 
@@ -110,12 +105,14 @@ impl Entry {
                 (_, at @ 0..3) => at,
                 _ => 0,
             };
-            let (series, others) = (row.series.clone(), row.at.clone());
-            let key = Key { series, x: row.x, at: others, repetition: at as u32 };
-            let mut point = Point::new(experiment, key, self.label, self.of(row).clone());
-            point.is_kept = true;
-            point.settings = row.settings.clone();
-            point.took_s = row.took_s.map(|all| all / row.repetitions as f64);
+            let key = Key { series: row.series.clone(), x: row.x, at: row.at.clone(), repetition: at as u32 };
+            let mut point = Point {
+                is_kept: true,
+                settings: row.settings.clone(),
+                took_s: row.took_s.map(|all| all / row.repetitions as f64),
+                missing: (!row.content_ok).then(|| "recorded as not whole".to_owned()),
+                ..Point::new(experiment, key, self.label, self.of(row).clone())
+            };
             for (name, values) in &row.values {
                 point.values.insert(name.clone(), values[place]);
                 if row.repetitions == 1 {
@@ -126,7 +123,6 @@ impl Entry {
                 let runs = row.values.get("runs").map(|[runs, ..]| *runs as u64);
                 point.detail = serde_json::json!({ "quantiles_ns": quantiles.ns(), "runs": runs });
             }
-            point.missing = (!row.content_ok).then(|| "recorded as not whole".to_owned());
             point
         };
         (0..row.repetitions).map(point).collect()
@@ -140,15 +136,6 @@ impl Entry {
     /// Where its rows come from: the entry's own first.
     pub fn sources(&self) -> impl Iterator<Item = &Provenance> {
         std::iter::once(&self.provenance).chain(self.rows.iter().filter_map(|row| row.provenance.as_ref()))
-    }
-
-    /// Why its numbers say nothing, if they do not.
-    fn empty(&self) -> Option<&'static str> {
-        if self.rows.is_empty() {
-            return Some("has no points");
-        }
-        let is_whole = self.rows.iter().all(|row| row.content_ok);
-        (!is_whole).then_some("has points whose messages were not whole")
     }
 }
 
@@ -179,6 +166,11 @@ pub fn record(path: &Path, entry: Entry) -> Result<()> {
     write_whole(path, text.as_bytes())
 }
 
+/// As [`measure::write_whole()`], with the file in the error.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    measure::write_whole(path, bytes).with_context(|| format!("writing {}", path.display()))
+}
+
 /// What is wrong with a committed file, one line each.
 pub fn problems(text: &str) -> Vec<String> {
     let measured: Measured = match serde_json::from_str(text) {
@@ -192,7 +184,11 @@ pub fn problems(text: &str) -> Vec<String> {
         if entry.sources().any(|from| from.revision.dirty || from.revision.commit.len() != 40) {
             problems.push(format!("{subject}: no clean revision names its source"));
         }
-        problems.extend(entry.empty().map(|why| format!("{subject}: {why}")));
+        if entry.rows.is_empty() {
+            problems.push(format!("{subject}: has no points"));
+        } else if !entry.rows.iter().all(|row| row.content_ok) {
+            problems.push(format!("{subject}: has points whose messages were not whole"));
+        }
         if !seen.insert(subject.clone()) {
             problems.push(format!("{subject} stands there twice"));
         }

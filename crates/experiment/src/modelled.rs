@@ -50,8 +50,7 @@ pub struct Modelled {
 impl Modelled {
     fn new(line: (&'static str, &'static str, &'static str), post_ns: f64, gpu_device: &str) -> Modelled {
         let (row, side, name) = line;
-        let points =
-            SIZES.map(|power| 1 << power).map(|payload| (payload, LINK.throughput_gbps(payload, post_ns)));
+        let point = |payload| (payload, LINK.throughput_gbps(payload, post_ns));
         Modelled {
             name,
             label: Label::Modelled,
@@ -61,7 +60,7 @@ impl Modelled {
             gpu_device: gpu_device.to_owned(),
             line_gbps: LINK.line_gbps,
             fills_from_bytes: fills_from(post_ns),
-            points: points.collect(),
+            points: SIZES.map(|power| point(1 << power)).collect(),
         }
     }
 
@@ -102,14 +101,13 @@ pub fn known(recorded: &Path, last: &Path) -> Result<Vec<Modelled>> {
     let measured = Measured::read(recorded)?;
     // The newest that is no quick one, else the newest.
     let whole = measured.entries.iter().rfind(|entry| entry.extent != Extent::Quick);
+    let reading = |file: &Path| format!("reading {}", file.display());
     if let Some(entry) = whole.or(measured.entries.last()) {
-        return lines(&entry.provenance.gpu_device, &entry.rows)
-            .with_context(|| format!("reading {}", recorded.display()));
+        return lines(&entry.provenance.gpu_device, &entry.rows).with_context(|| reading(recorded));
     }
     let Ok(text) = std::fs::read(last) else { return Ok(Vec::new()) };
-    let of = || format!("reading {}", last.display());
-    let last: PostSummary = serde_json::from_slice(&text).with_context(of)?;
-    lines(&last.provenance.gpu_device, &last.rows).with_context(of)
+    let summary: PostSummary = serde_json::from_slice(&text).with_context(|| reading(last))?;
+    lines(&summary.provenance.gpu_device, &summary.rows).with_context(|| reading(last))
 }
 
 /// What `summary.json` of a run says of its posts.
@@ -132,15 +130,8 @@ fn lines(gpu_device: &str, rows: &[Row]) -> Result<Vec<Modelled>> {
     Ok(lines)
 }
 
-/// Something like what an H200 gives.
 #[cfg(test)]
-pub fn example() -> Vec<Modelled> {
-    LINES
-        .iter()
-        .zip([700.0, 70.0, 25.0, 2600.0])
-        .map(|(line, ns)| Modelled::new(*line, ns, "NVIDIA H200, sm_90"))
-        .collect()
-}
+pub use tests::like_an_h200 as example;
 
 #[cfg(test)]
 mod tests {
@@ -149,6 +140,12 @@ mod tests {
     use super::*;
     use crate::measured::Entry;
     use crate::point::example;
+
+    /// Something like what an H200 gives.
+    pub fn like_an_h200() -> Vec<Modelled> {
+        let lines = LINES.iter().zip([700.0, 70.0, 25.0, 2600.0]);
+        lines.map(|(line, ns)| Modelled::new(*line, ns, "NVIDIA H200, sm_90")).collect()
+    }
 
     /// Rows: ns a post, payload, and Gbit/s worked out by hand: 78 bytes of headers and RETH, 62 for each
     /// further packet; the link carries 20 bytes a packet beside.

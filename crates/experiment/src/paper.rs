@@ -275,12 +275,8 @@ impl TryFrom<String> for Need {
     fn try_from(text: String) -> Result<Need, String> {
         let wrong = || format!("`{text}` is not PART:hardware or PART:any, PART being nic, gpu or link");
         let (part, level) = text.split_once(':').ok_or_else(wrong)?;
-        let part = match part {
-            "nic" => Part::Nic,
-            "gpu" => Part::Gpu,
-            "link" => Part::Link,
-            _ => return Err(wrong()),
-        };
+        let parts = [Part::Nic, Part::Gpu, Part::Link];
+        let part = parts.into_iter().find(|one| one.to_string() == part).ok_or_else(wrong)?;
         match level {
             "hardware" => Ok(Need { part, hardware: true }),
             "any" => Ok(Need { part, hardware: false }),

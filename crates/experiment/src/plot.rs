@@ -248,7 +248,10 @@ fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve], looks: &[CurveStyle]) 
         .y_labels(panel.y.ticks.len())
         .draw()
         .map_err(drawing)?;
-    grid(&mut chart, panel)?;
+    for (tick, _) in &panel.y.ticks {
+        let line = vec![(panel.x.range.start, *tick), (panel.x.range.end, *tick)];
+        chart.draw_series([PathElement::new(line, GRID)]).map_err(drawing)?;
+    }
     marks(&mut chart, panel)?;
     // Published and modelled first: what was measured lies on top.
     let inside = || curves.iter().map(|curve| clipped(curve, panel)).zip(looks);
@@ -256,14 +259,6 @@ fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve], looks: &[CurveStyle]) 
         for (curve, look) in inside().filter(|(curve, _)| curve.kind.is_broken() != measured) {
             stroke(&mut chart, &curve, *look)?;
         }
-    }
-    Ok(())
-}
-
-fn grid(chart: &mut Chart<'_, '_>, panel: &Panel) -> Result<()> {
-    for (tick, _) in &panel.y.ticks {
-        let line = vec![(panel.x.range.start, *tick), (panel.x.range.end, *tick)];
-        chart.draw_series([PathElement::new(line, GRID)]).map_err(drawing)?;
     }
     Ok(())
 }
@@ -365,15 +360,14 @@ fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve, look: CurveStyle) -> Result<
 fn legend(area: &Area<'_>, curves: &[Curve], looks: &[CurveStyle]) -> Result<()> {
     let mut y = 12;
     let mut heading = "";
+    let style = (FONT, 12.0).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
     for (curve, look) in curves.iter().zip(looks) {
         if curve.group != heading {
             heading = &curve.group;
-            let style = (FONT, 12.0).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
             area.draw_text(heading, &style, (0, y)).map_err(drawing)?;
             y += LINE;
         }
         sample(area, curve, *look, y)?;
-        let style = (FONT, 12.0).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
         area.draw_text(&curve.label, &style, (SAMPLE + 8, y)).map_err(drawing)?;
         y += LINE;
     }

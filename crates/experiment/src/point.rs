@@ -6,7 +6,7 @@ use measure::{Label, Provenance};
 use serde::{Deserialize, Serialize};
 
 use crate::samples::Samples;
-use crate::statistics::median;
+use crate::statistics::spread;
 
 pub use crate::testing::example;
 
@@ -72,10 +72,8 @@ impl Samples {
             }
         }
         for (name, spreads) in gauges {
-            let medians: Vec<f64> = spreads.iter().map(|[median, ..]| *median).collect();
-            let least = spreads.iter().map(|[_, least, _]| *least).fold(f64::INFINITY, f64::min);
-            let most = spreads.iter().map(|[.., most]| *most).fold(f64::NEG_INFINITY, f64::max);
-            run.gauges.extend(median(&medians).map(|median| (name.clone(), [median, least, most])));
+            let of = |at: usize| spread(&spreads.iter().map(|one| one[at]).collect::<Vec<f64>>());
+            run.gauges.insert(name.clone(), [0, 1, 2].map(|at| of(at).unwrap_or_default()[at]));
         }
         for (name, why) in all().flat_map(|samples| &samples.absent) {
             let mut known = run.gauges.keys().chain(run.counts.keys());
@@ -102,24 +100,21 @@ impl Point {
     /// A whole point without a number yet.
     pub fn new(experiment: &str, key: Key, label: Label, provenance: Provenance) -> Point {
         let Key { series, x, at, repetition } = key;
-        let (experiment, seconds, missing) = (experiment.to_owned(), 0.0, None);
-        let (took_s, others, samples) = (None, None, None);
-        let (settings, values, spread, detail) = Default::default();
         Point {
-            experiment,
+            experiment: experiment.to_owned(),
             series,
             x,
             at,
             repetition,
-            seconds,
-            took_s,
-            settings,
-            values,
-            spread,
-            missing,
-            others,
-            samples,
-            detail,
+            seconds: 0.0,
+            took_s: None,
+            settings: BTreeMap::new(),
+            values: BTreeMap::new(),
+            spread: BTreeMap::new(),
+            missing: None,
+            others: None,
+            samples: None,
+            detail: serde_json::Value::Null,
             label,
             provenance,
             is_kept: false,

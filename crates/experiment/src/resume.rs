@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use measure::Provenance;
 use measure::json_lines::{self, JsonLinesError};
 use measure::provenance::Host;
@@ -96,15 +96,9 @@ pub fn check(
 ) -> Result<()> {
     let out = &options.out;
     let there = out.ancestors().find(|folder| folder.exists());
-    match there.filter(|folder| !folder.is_dir()) {
-        Some(file) if file == out => {
-            return Err(refused(format!("--out {} is a file; give a folder", out.display())));
-        }
-        Some(file) => {
-            let (out, file) = (out.display(), file.display());
-            return Err(refused(format!("--out {out}: {file} is a file; give a folder")));
-        }
-        None => {}
+    if let Some(file) = there.filter(|folder| !folder.is_dir()) {
+        let file = if file == out { String::new() } else { format!(": {}", file.display()) };
+        return Err(refused(format!("--out {}{file} is a file; give a folder", out.display())));
     }
     if !options.resume {
         return Ok(());
@@ -119,14 +113,12 @@ pub fn check(
 }
 
 fn of_this_experiment(point: &Point, out: &Path, name: &str) -> Result<()> {
-    match point.experiment == name {
-        true => Ok(()),
-        false => Err(refused(format!(
-            "--resume: {} holds points of {}, not of {name}; give another --out",
-            out.display(),
-            point.experiment
-        ))),
-    }
+    let (out, other) = (out.display(), &point.experiment);
+    ensure!(
+        other == name,
+        refused(format!("--resume: {out} holds points of {other}, not of {name}; give another --out"))
+    );
+    Ok(())
 }
 
 /// Points of a cut run, if they are to be kept; otherwise all that it left is moved aside, never overwritten.
@@ -156,9 +148,11 @@ pub fn earlier(
     }
     for point in &records.records {
         of_this_experiment(point, out, &spec.name)?;
-        if options.record && point.provenance.revision.dirty {
-            return Err(refused(format!("--record: {} was measured on a tree with changes", file.display())));
-        }
+        let is_named = !options.record || !point.provenance.revision.dirty;
+        ensure!(
+            is_named,
+            refused(format!("--record: {} was measured on a tree with changes", file.display()))
+        );
         like(point, provenance, grid, &file, asked)?;
     }
     if provenance.revision.dirty && !records.records.is_empty() {

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use measure::{BackgroundLoad, JsonLines, Label, Provenance};
 use serde::Serialize;
 
+pub use crate::measured::write_whole;
 use crate::measured::{self, Entry};
 use crate::modelled::Modelled;
 use crate::point::{self, Key, Point, crowded, disturbed, label_of, poster, provenance_of};
@@ -15,7 +16,6 @@ use crate::refused::Refused;
 use crate::resume::{self, Earlier, Options};
 use crate::spec::{Extent, Grid};
 use crate::verdict::Judged;
-pub use crate::write_whole::write_whole;
 use crate::{Experiment, Picture, Samples, pictures, png, table};
 
 /// So many failures in a row end a run, or as many as it has series. A series that always fails hides no
@@ -37,6 +37,13 @@ pub trait Bench {
     /// Whether that runs on this machine, so that programs of others on it matter.
     fn is_here(&self) -> bool {
         true
+    }
+}
+
+/// What needs no more than a function.
+impl<F: FnMut(&Key, f64) -> Result<Point>> Bench for F {
+    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+        self(key, seconds)
     }
 }
 
@@ -219,13 +226,9 @@ const NOT_JUDGED: &str = "no verdicts: --smoke measures two points a series at m
 /// Verdicts, below a line on what an emulated NIC means for them.
 fn said_verdicts(nic: Label, verdicts: &[Judged]) -> String {
     let is_of_nic = |one: &Judged| one.label == Label::Emulated && one.is_decided();
-    let heading = match nic == Label::Emulated && verdicts.iter().any(is_of_nic) {
-        true => {
-            "verdicts labelled `emulated` are about the software NIC, where a doorbell is a store to memory; a card may give others\n"
-        }
-        false => "",
-    };
-    format!("{heading}{}", table::verdicts(verdicts))
+    let heading = "verdicts labelled `emulated` are about the software NIC, where a doorbell is a store to memory; a card may give others\n";
+    let is_told = nic == Label::Emulated && verdicts.iter().any(is_of_nic);
+    format!("{}{}", if is_told { heading } else { "" }, table::verdicts(verdicts))
 }
 
 /// What is missing where points are not whole, on which machine, and how these points are measured again.

@@ -2,6 +2,8 @@
 //!
 //! A distribution is made of the quantiles in a point's `detail` (`quantiles_ns`, from least to largest).
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -36,14 +38,16 @@ pub fn plots(run: RunPoints<'_>) -> Result<Vec<Picture>> {
     };
     for plot in &experiment.spec.cdfs {
         let mut curves = distributions(experiment, plot, points);
-        let beside = plot.beside.as_ref().map(|name| experiment.paper(name)).transpose()?;
-        if alone(&mut curves, beside.into_iter().flat_map(published).collect()) {
+        let beside = experiment.beside(plot.beside.as_ref())?;
+        if alone(&mut curves, beside.flat_map(published).collect()) {
             picture(&plot.name, &plot.title, cdf(run, plot, &curves)?);
         }
     }
     for plot in &experiment.spec.timelines {
         let mut curves = timelines(experiment, plot, points);
-        if alone(&mut curves, published_timelines(experiment, plot)?) {
+        let beside = experiment.beside(plot.beside.as_ref())?.flat_map(|paper| &paper.series);
+        let beside = beside.filter(|curve| plot.series.contains(&curve.ours));
+        if alone(&mut curves, beside.map(figures::beside).collect()) {
             picture(&plot.name, &plot.title, timeline(run, plot, &curves)?);
         }
     }
@@ -79,7 +83,8 @@ fn has_published(curves: &[Curve]) -> bool {
 /// them: one for each x, of the times that they keep.
 fn distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<Curve> {
     let own = points.iter().filter(|point| plot.series.contains(&point.series));
-    let (mut whole, without): (Vec<&Point>, Vec<&Point>) = own.partition(|point| !is_recorded(point));
+    // A recorded row that kept no distribution has no detail.
+    let (mut whole, without): (Vec<&Point>, Vec<&Point>) = own.partition(|point| !point.detail.is_null());
     whole.sort_by_key(|point| (point.series.clone(), point.x, point.repetition));
     let curve = |point: &&Point| {
         let quantiles: Vec<f64> =
@@ -94,11 +99,6 @@ fn distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<C
     };
     let without: Vec<Point> = without.into_iter().cloned().collect();
     whole.iter().filter_map(curve).chain(recorded_distributions(experiment, plot, &without)).collect()
-}
-
-/// Whether a point is one of a recorded row that kept no distribution.
-fn is_recorded(point: &Point) -> bool {
-    point.detail.is_null()
 }
 
 /// The heading of our curves of one series.
@@ -179,12 +179,6 @@ fn phases(experiment: &Experiment, series: &str, points: &[Point]) -> Option<Cur
     Some(Curve::of(group(experiment, series), "medians of begin, serving, end", Kind::Plain, drawn))
 }
 
-fn published_timelines(experiment: &Experiment, plot: &Timeline) -> Result<Vec<Curve>> {
-    let Some(name) = &plot.beside else { return Ok(Vec::new()) };
-    let published = experiment.paper(name)?.series.iter().filter(|curve| plot.series.contains(&curve.ours));
-    Ok(published.map(figures::beside).collect())
-}
-
 /// Draws runs over their time, from 0 on both axes.
 fn timeline(run: RunPoints<'_>, plot: &Timeline, curves: &[Curve]) -> Result<String> {
     let most =
@@ -217,9 +211,7 @@ fn groups(experiment: &Experiment, plot: &Bars, points: &[Point]) -> Vec<Group> 
         let bars = plot.values.iter().flat_map(bar).flatten().collect();
         Some(Group { name: format!("{}\nbest: {best}", label(experiment, &series)), bars })
     };
-    let mut names: Vec<String> = points.iter().map(|point| point.series.clone()).collect();
-    names.sort_unstable();
-    names.dedup();
+    let names: BTreeSet<String> = points.iter().map(|point| point.series.clone()).collect();
     names.into_iter().filter_map(group).collect()
 }
 
@@ -245,11 +237,9 @@ fn bars(plot: &Bars, groups: &[Group], ours: &str, lines: &[String]) -> Result<S
     {
         let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
         root.fill(&WHITE).map_err(drawing)?;
-        let style = |size: f64, colour: &RGBColor, across: HPos| {
-            (FONT, size).into_font().color(colour).pos(Pos::new(across, VPos::Center))
-        };
         let write = |text: &str, size: f64, colour: &RGBColor, across: HPos, at: (i32, i32)| {
-            root.draw_text(text, &style(size, colour, across), at).map_err(drawing)
+            let style = (FONT, size).into_font().color(colour).pos(Pos::new(across, VPos::Center));
+            root.draw_text(text, &style, at).map_err(drawing)
         };
         let stroke = |from: (i32, i32), to: (i32, i32), colour: RGBColor| {
             root.draw(&PathElement::new(vec![from, to], colour)).map_err(drawing)

@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::number::number;
-use crate::statistics::spread;
+use crate::statistics::{number, spread};
 
 /// Samples of one point, or of a run's points. Each name ends with its unit, unless others named it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

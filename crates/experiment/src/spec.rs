@@ -48,7 +48,7 @@ pub struct Spec {
     /// Paths that its numbers depend on: tidy names entries of `measured.json` older than their last change.
     #[serde(default)]
     pub sources: Vec<String>,
-    grid: Grid,
+    pub(crate) grid: Grid,
     quick: GridOverride,
     full: GridOverride,
     /// What the program of every point is told; its function reads it.
@@ -361,11 +361,6 @@ impl Spec {
     pub fn keep(&mut self, keep: impl Fn(&str) -> bool) {
         self.grid.series.retain(|series| keep(series));
     }
-
-    /// Another grid, for tests of the whole.
-    pub fn set_grid(&mut self, grid: Grid) {
-        self.grid = grid;
-    }
 }
 
 impl Grid {
@@ -376,9 +371,7 @@ impl Grid {
 
     /// Leaves out the series that need a GPU; which they were.
     pub fn without_gpu(&mut self) -> Vec<String> {
-        let (out, left) = self.series.drain(..).partition(|series| needs_gpu(series));
-        self.series = left;
-        out
+        self.series.extract_if(.., |series| needs_gpu(series)).collect()
     }
 
     pub fn xs(&self) -> Vec<u64> {

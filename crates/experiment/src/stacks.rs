@@ -26,8 +26,8 @@ pub fn published<'a>(
     experiment: &'a Experiment,
     plot: &'a Stack,
 ) -> Result<impl Iterator<Item = &'a Published>> {
-    let paper = plot.beside.as_ref().map(|paper| experiment.paper(paper)).transpose()?;
-    Ok(paper.into_iter().flat_map(|paper| &paper.stack).filter(|stack| stack.ours == plot.name))
+    let stacks = experiment.beside(plot.beside.as_ref())?.flat_map(|paper| &paper.stack);
+    Ok(stacks.filter(|stack| stack.ours == plot.name))
 }
 
 /// Our series that have points, then the published stacks.

@@ -1,7 +1,19 @@
-//! Medians, fits and ranks of measured points. Nothing is left out and nothing is smoothed.
+//! Medians, fits and ranks of measured points, and how a number is printed. Nothing is left out or smoothed.
 
 pub use crate::by_x::log_fit;
-use crate::number::number;
+
+/// A number as it is printed: with digits that say something; a dash for a number that was not measured.
+pub fn number(value: Option<f64>) -> String {
+    match value {
+        None => "-".to_owned(),
+        Some(value) if value.abs() >= 1e6 => format!("{:.3} M", value / 1e6),
+        Some(value) => {
+            let needed = if value.is_normal() { 1 - value.abs().log10().floor() as i32 } else { 0 };
+            let decimals = if value.abs() >= 1e4 { 0 } else { needed.clamp(2, 9) as usize };
+            format!("{value:.decimals$}")
+        }
+    }
+}
 
 /// Median of `values`; the mean of the two middle ones of an even number. `None` of none.
 pub fn median(values: &[f64]) -> Option<f64> {

@@ -1,14 +1,14 @@
 //! Points as a table for people and as rows for programs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use measure::Provenance;
 use serde::{Deserialize, Serialize};
 
 use crate::Spec;
-pub use crate::number::number;
 use crate::point::{Point, needs_gpu};
 use crate::quantiles::Quantiles;
+pub use crate::statistics::number;
 use crate::statistics::spread;
 use crate::verdict::Judged;
 
@@ -92,17 +92,12 @@ pub fn recorded(spec: &Spec, points: &[Point]) -> Vec<Row> {
 /// The table as cells, titles first: factors, settings, medians of the numbers that the spec declares, and
 /// the range of its `range`.
 pub fn cells(spec: &Spec, rows: &[Row]) -> Vec<Vec<String>> {
-    let names = |of: fn(&Row) -> &BTreeMap<String, u64>| -> Vec<&String> {
-        let mut names: Vec<&String> = rows.iter().flat_map(|row| of(row).keys()).collect();
-        names.sort_unstable();
-        names.dedup();
-        names
+    let names = |of: fn(&Row) -> &BTreeMap<String, u64>| -> BTreeSet<&String> {
+        rows.iter().flat_map(|row| of(row).keys()).collect()
     };
     let (factors, settings) = (names(|row| &row.at), names(|row| &row.settings));
     let mut lines = vec![vec!["series".to_owned()]];
-    lines[0].extend(factors.iter().map(|name| (*name).clone()));
-    lines[0].extend(spec.x.clone());
-    lines[0].extend(settings.iter().map(|name| (*name).clone()));
+    lines[0].extend(factors.iter().copied().chain(&spec.x).chain(settings.iter().copied()).cloned());
     lines[0].extend(spec.values.iter().map(|value| value.replace('_', " ")));
     lines[0].push(format!("range of {}", spec.range));
     let unit = |row: &Row| spec.series.get(&row.series).and_then(|own| own.unit.clone()).unwrap_or_default();

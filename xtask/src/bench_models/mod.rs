@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 use experiment::point::{Point, needs_gpu};
 use experiment::run::{self, Extra};
@@ -87,13 +87,10 @@ impl Options {
         let (ours, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|name| needs_gpu(name) == self.gpu);
         let only = self.only.clone().unwrap_or_default();
         experiment.spec.keep(|name| ours.iter().any(|one| one == name) && name.contains(&only));
-        match experiment.spec.grid(Extent::Normal).series.is_empty() {
-            true => {
-                let (nearest, there) = (nearest(&only, &ours), ours.join(", "));
-                Err(refused(format!("--only {only}: no series is called so{nearest}; there are: {there}")))
-            }
-            false => Ok(others),
-        }
+        let (nearest, there) = (nearest(&only, &ours), ours.join(", "));
+        let why = format!("--only {only}: no series is called so{nearest}; there are: {there}");
+        ensure!(!experiment.spec.grid(Extent::Normal).series.is_empty(), refused(why));
+        Ok(others)
     }
 }
 
@@ -134,13 +131,8 @@ pub fn run(options: &Options) -> Result<()> {
     workspace::build_programs("the profiler", &["-p", "profiler"])?;
     let profiler = workspace::programs().join("profiler");
     let peers = workspace::root().join("experiments/peers");
-    execute(
-        &experiment,
-        (options, &how),
-        others,
-        &machine,
-        &Programs { profiler, peers, store: zoo::folder() },
-    )
+    let programs = Programs { profiler, peers, store: zoo::folder() };
+    execute(&experiment, (options, &how), others, &machine, &programs)
 }
 
 fn execute(
@@ -174,10 +166,9 @@ fn execute(
         Turns { experiment, profiler, peer, store: &programs.store, rounds, provenance: &provenance };
     stop::goes_on_with(format!("; finished points are in {}, {}", how.out.display(), how.again));
     let points = progress::measure(experiment, how, &provenance, &grid, &mut bench)?;
-    let taken = points.points.iter().filter(|point| point.has_numbers());
-    let lines = taken.flat_map(|point| lines(point, &experiment.spec.values)).collect();
-    let timed = points.points.iter().find(|point| point.has_numbers());
-    let timers = json!(timed.map(|point| vec![&point.detail["timer"]]));
+    let mut taken = points.points.iter().filter(|point| point.has_numbers());
+    let lines = taken.clone().flat_map(|point| lines(point, &experiment.spec.values)).collect();
+    let timers = json!(taken.next().map(|point| vec![&point.detail["timer"]]));
     run::report(experiment, how, &points, &Extra { lines, timers, left_out, ..Extra::default() })
 }
 
@@ -194,9 +185,9 @@ fn lines(point: &Point, names: &[String]) -> Vec<String> {
         ways.join(", "),
         point.detail["fastest"]
     );
-    let parts = |(name, ms): (&String, &Value)| format!("{name} {}", number(ms.as_f64()));
-    let start: Vec<String> =
-        point.detail["ours"]["start_ms"].as_object().into_iter().flatten().map(parts).collect();
+    let part = |(name, ms): (&String, &Value)| format!("{name} {}", number(ms.as_f64()));
+    let start = point.detail["ours"]["start_ms"].as_object().into_iter().flatten();
+    let start: Vec<String> = start.map(part).collect();
     let failed = point.detail["failed"].as_object().into_iter().flatten();
     let failed = failed.map(|(way, why)| format!("  {way}: n/a: {}", why.as_str().unwrap_or_default()));
     let allowed = point.detail["allowed_difference"].as_f64().unwrap_or(f64::INFINITY);

@@ -59,13 +59,11 @@ impl<'a> Peer<'a> {
         let help = || format!("{} (--python names another Python)", self.script.display());
         let hello =
             session.json("hello", STARTED).map_err(|error| refused(format!("{}: {error:#}", help())))?;
-        match hello["error"].as_str() {
-            Some(error) => Err(refused(format!("{}: {error}", help()))),
-            None => {
-                self.session = Some(session);
-                Ok(hello)
-            }
+        if let Some(error) = hello["error"].as_str() {
+            return Err(refused(format!("{}: {error}", help())));
         }
+        self.session = Some(session);
+        Ok(hello)
     }
 
     /// Error: also what the answer calls one. A process that does not answer is ended.
@@ -74,15 +72,11 @@ impl<'a> Peer<'a> {
             self.start()?;
         }
         let session = self.session.as_mut().context("it was started")?;
-        match session.ask(request, limit) {
-            Ok(answer) => match answer["error"].as_str() {
-                None => Ok(answer),
-                Some(error) => bail!("{error} (whole log: {})", session.log.display()),
-            },
-            Err(error) => {
-                self.session = None;
-                Err(error)
-            }
+        let (answer, log) = (session.ask(request, limit), session.log.display().to_string());
+        let answer = answer.inspect_err(|_| self.session = None)?;
+        match answer["error"].as_str() {
+            None => Ok(answer),
+            Some(error) => bail!("{error} (whole log: {log})"),
         }
     }
 }

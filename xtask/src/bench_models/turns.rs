@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use experiment::Experiment;
 use experiment::point::{Key, Point};
 use experiment::run;
-use experiment::statistics::median;
+use experiment::statistics::spread;
 use measure::{BackgroundLoad, Part, Provenance};
 use serde_json::{Value, json};
 
@@ -107,9 +107,9 @@ impl Turns<'_> {
         let _ = fs::remove_dir_all(tensors);
         for name in rounds.iter().flat_map(Numbers::keys) {
             let all: Vec<f64> = rounds.iter().filter_map(|round| round.get(name).copied()).collect();
-            let most = all.iter().copied().fold(f64::MIN, f64::max);
-            point.spread.insert(name.clone(), [all.iter().copied().fold(most, f64::min), most]);
-            point.values.extend(median(&all).map(|median| (name.clone(), median)));
+            let Some([median, least, most]) = spread(&all) else { continue };
+            point.spread.insert(name.clone(), [least, most]);
+            point.values.insert(name.clone(), median);
         }
         let ours: BTreeMap<&str, &Value> = SAID.iter().map(|name| (*name, &line[*name])).collect();
         let period = |way: &&str| point.values.get(&period_name(way)).copied().unwrap_or(f64::MAX);
@@ -159,8 +159,7 @@ impl Turns<'_> {
     /// Our line, and the numbers of this repetition: on a GPU of two runs, one launched by the host and one
     /// by itself.
     fn our_turn(&self, subject: &Subject, outputs: Option<&Path>) -> Result<(Value, Numbers)> {
-        let launch = if subject.gpu { Some("graph") } else { None };
-        let line = self.ours(subject, launch, outputs)?;
+        let line = self.ours(subject, subject.gpu.then_some("graph"), outputs)?;
         let number = |name: &str| line.pointer(name).and_then(Value::as_f64);
         let mut found = Numbers::from([("ours_us".to_owned(), median_us(&line)?)]);
         // What the profiler does not say is left out.
@@ -266,12 +265,8 @@ pub fn difference_name(way: &str) -> String {
 
 /// The median time of a run: from the end of one to the end of the next, where the GPU says that.
 fn median_us(line: &Value) -> Result<f64> {
-    Ok(line
-        .pointer("/period/p50_ns")
-        .or_else(|| line.pointer("/run/p50_ns"))
-        .and_then(Value::as_f64)
-        .context("the profiler's line has no run.p50_ns")?
-        / 1e3)
+    let ns = line.pointer("/period/p50_ns").or_else(|| line.pointer("/run/p50_ns")).and_then(Value::as_f64);
+    Ok(ns.context("the profiler's line has no run.p50_ns")? / 1e3)
 }
 
 /// How far two outputs are apart, and how far they may be: twice what `profiler check` allows, as both are

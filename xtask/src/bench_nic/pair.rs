@@ -78,9 +78,8 @@ impl BenchSetup<'_> {
             }
             Source::Echo { options, field, scale } => {
                 let program = self.programs.softnic.with_file_name("doorbell-echo");
-                let mut command = self.softnic(End::Alone, false, None, &program);
-                command.args(["--nic", "mlx5_0", "--json", "-"]).args(options);
-                let run = self.said(&mut command, "run", name, "doorbell-echo")?;
+                let mut command = self.on_nic(End::Alone, &program);
+                let run = self.said(command.args(options), "run", name, "doorbell-echo")?;
                 Ok(number(&run, field, "doorbell-echo")? * scale)
             }
             Source::First => {
@@ -104,19 +103,11 @@ impl BenchSetup<'_> {
     fn softnic(&self, end: End, pump: bool, recording: Option<&Path>, program: &Path) -> Command {
         // A NIC that is pinned to the only core of its polling program has nowhere to go.
         let cores = self.cores.as_ref().filter(|cores| pump || cores.are_enough());
-        let cores = match end {
-            End::Server => cores.map(|cores| cores.of(0)),
-            End::Client => cores.map(|cores| cores.of(1)),
-            End::Alone => None,
-        };
-        let mut command = match cores {
-            None => Command::new(&self.programs.softnic),
-            Some(cores) => {
-                let mut command = Command::new("taskset");
-                command.args(["-c", &cores]).arg(&self.programs.softnic);
-                command
-            }
-        };
+        let mut command = Command::new(&self.programs.softnic);
+        if let (Some(cores), false) = (cores, matches!(end, End::Alone)) {
+            command = Command::new("taskset");
+            command.args(["-c", &cores.of(end as usize)]).arg(&self.programs.softnic);
+        }
         let config = if pump { &self.pumped } else { &self.plain };
         command.args(["run", "--config"]).arg(config);
         command.args(["--fabric", &format!("xtask-{}", std::process::id())]);
@@ -125,6 +116,22 @@ impl BenchSetup<'_> {
         }
         command.arg("--").arg(program);
         command
+    }
+
+    /// A program on the NIC as in the figures; its options follow.
+    fn on_nic(&self, end: End, program: &Path) -> Command {
+        let mut command = self.softnic(end, false, None, program);
+        command.args(["--nic", "mlx5_0", "--json", "-"]);
+        command
+    }
+
+    /// A program on the server's or the client's host.
+    fn on_host(&self, end: End, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
+        let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
+        let words = hosts.enter(end as usize);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).arg(program);
+        Ok(command)
     }
 
     /// The path of a perftest program: in our folder, or its name for `PATH` to be looked through.
@@ -142,9 +149,7 @@ impl BenchSetup<'_> {
         let command = |end: End| {
             let file = if matches!(end, End::Server) { &server } else { &client };
             let recording = pair.record.then_some(file.as_path());
-            let mut command = self.softnic(end, pair.pump, recording, &self.tool(&pair.tool));
-            command.args(perftest_options(pair, port));
-            command
+            Ok(self.softnic(end, pair.pump, recording, &self.tool(&pair.tool)))
         };
         let taken = self.pair(name, pair, command, "127.0.0.1", port);
         let recorded = [&server, &client].iter().all(|file| file.is_file());
@@ -164,7 +169,6 @@ impl BenchSetup<'_> {
     }
 
     fn wire(&self, name: &str, pair: &Perftest) -> Result<f64> {
-        let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
         let (loss, pump) = (pair.loss, pair.pump);
         let config = self.logs.join(format!("wire-{loss}{}.toml", if pump { "-pump" } else { "" }));
         let text =
@@ -172,27 +176,31 @@ impl BenchSetup<'_> {
         fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
         let port = free_port()?;
         let command = |end: End| {
-            let mut command = on_host(hosts, end, &self.programs.softnic);
+            let mut command = self.on_host(end, &self.programs.softnic)?;
             command.args(["run", "--config"]).arg(&config).arg("--").arg(self.tool(&pair.tool));
-            command.args(perftest_options(pair, port));
-            command
+            Ok(command)
         };
         self.pair(name, pair, command, Hosts::ADDRESSES[0], port)
     }
 
-    /// Starts a server, its client when it listens, and reads the client's number.
+    /// Starts a server, its client when it listens, and reads the client's number. perftest's options follow
+    /// what `command` gives.
     fn pair(
         &self,
         name: &str,
         pair: &Perftest,
-        command: impl Fn(End) -> Command,
+        command: impl Fn(End) -> Result<Command>,
         address: &str,
         port: u16,
     ) -> Result<f64> {
         let tool = &pair.tool;
         let (server_log, client_log) = (self.log(name, "server"), self.log(name, "client"));
-        let mut server = self.serving(&mut command(End::Server), port, &server_log)?;
-        let client = run_logged(command(End::Client).arg(address), &client_log, self.limit)?;
+        // -F: the governor is not ours to complain about.
+        let mut options = ["-d", "mlx5_0", "-F", "-p", &port.to_string()].map(str::to_owned).to_vec();
+        options.extend(pair.options.iter().cloned());
+        options.extend((pair.column != Column::Latency).then(|| "--report_gbits".to_owned()));
+        let mut server = self.serving(command(End::Server)?.args(&options), port, &server_log)?;
+        let client = run_logged(command(End::Client)?.args(&options).arg(address), &client_log, self.limit)?;
         // A client that failed says less than its server, which ends soon then.
         let patience = if client == Ended::Well { WAIT } else { FAILED };
         let server = server.wait(patience.min(self.limit))?;
@@ -204,37 +212,33 @@ impl BenchSetup<'_> {
         }
         let log =
             fs::read_to_string(&client_log).with_context(|| format!("reading {}", client_log.display()))?;
-        pair.column
-            .read(&log)
-            .with_context(|| format!("{tool} printed no result; see {}", client_log.display()))
+        let number = pair.column.read(&log);
+        number.with_context(|| format!("{tool} printed no result; see {}", client_log.display()))
     }
 
     /// One TCP stream; what the receiver got.
     fn iperf(&self, name: &str) -> Result<f64> {
-        let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
-        let number_of_port = free_port()?;
-        let port = number_of_port.to_string();
-        let mut server = on_host(hosts, End::Server, "iperf3");
-        server.args(["-s", "-1", "-p", &port]);
-        let _server = self.serving(&mut server, number_of_port, &self.log(name, "server"))?;
-        let mut client = on_host(hosts, End::Client, "iperf3");
-        client.args(["-c", Hosts::ADDRESSES[0], "-p", &port, "-J", "-t", &self.seconds.ceil().to_string()]);
+        let port = free_port()?;
+        let mut server = self.on_host(End::Server, "iperf3")?;
+        let server = server.args(["-s", "-1", "-p", &port.to_string()]);
+        let _server = self.serving(server, port, &self.log(name, "server"))?;
+        let mut client = self.on_host(End::Client, "iperf3")?;
+        client.args(["-c", Hosts::ADDRESSES[0], "-p", &port.to_string()]);
+        client.args(["-J", "-t", &self.seconds.ceil().to_string()]);
         let said: Value = serde_json::from_str(&output(&mut client, self.limit)?).context("iperf3's JSON")?;
         Ok(number(&said, "/end/sum_received/bits_per_second", "iperf3")? / 8e9)
     }
 
     /// Half a round trip of two sockets.
     fn udp(&self, name: &str) -> Result<f64> {
-        let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
-        let command = |end: End, option: &str, address: &str| {
-            let mut command = on_host(hosts, end, &self.programs.generator);
+        let command = |end: End, option: &str, address: &str| -> Result<Command> {
+            let mut command = self.on_host(end, &self.programs.generator)?;
             command.args(["baseline", "udp-ping-pong", option, address, "--json", "-"]);
-            command
+            Ok(command)
         };
-        let any = format!("{}:0", Hosts::ADDRESSES[0]);
-        let mut server = command(End::Server, "--listen", &any);
+        let mut server = command(End::Server, "--listen", &format!("{}:0", Hosts::ADDRESSES[0]))?;
         let (mut answering, address) = self.listening(&mut server, &self.log(name, "server"))?;
-        let mut asks = command(End::Client, "--connect", &address);
+        let mut asks = command(End::Client, "--connect", &address)?;
         asks.args(["--seconds", &self.seconds.to_string()]);
         let mut asking = JsonProgram::start(&mut asks, &self.log(name, "client"))?;
         let answer = asking.json("baseline", self.limit).context("measuring")?;
@@ -245,19 +249,23 @@ impl BenchSetup<'_> {
 
     /// The sender's line of a generator pair whose messages all arrived whole.
     fn generator(&self, name: &str, options: &[&str], to: &[String], limit: Duration) -> Result<Value> {
-        let mut receiver = self.softnic(End::Server, false, None, &self.programs.generator);
-        receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]).args(to);
-        let (mut receiver, address) = self.listening(&mut receiver, &self.log(name, "receiver"))?;
-        let mut sender = self.softnic(End::Client, false, None, &self.programs.generator);
-        sender.args(["--connect", &address, "--nic", "mlx5_0", "--json", "-"]).args(options);
+        let mut receiver = self.receiver(End::Server);
+        let (mut receiver, address) = self.listening(receiver.args(to), &self.log(name, "receiver"))?;
+        let mut sender = self.on_nic(End::Client, &self.programs.generator);
+        sender.args(["--connect", &address]).args(options);
         let mut sender = JsonProgram::start(&mut sender, &self.log(name, "sender"))?;
         let run = sender.json("run", limit).context("running the sender")?;
         sender.ends_well("the sender", WAIT)?;
         receiver.ends_well("the receiver", WAIT)?;
-        match run["content_ok"].as_bool() {
-            Some(true) => Ok(run),
-            _ => bail!("messages did not arrive whole; see {}", sender.log.display()),
-        }
+        ensure!(run["content_ok"] == true, "messages did not arrive whole; see {}", sender.log.display());
+        Ok(run)
+    }
+
+    /// A generator that receives.
+    fn receiver(&self, end: End) -> Command {
+        let mut receiver = self.softnic(end, false, None, &self.programs.generator);
+        receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]);
+        receiver
     }
 
     /// Ratio of the medians, in strict order.
@@ -265,10 +273,9 @@ impl BenchSetup<'_> {
         let mut command = self.softnic(End::Alone, false, None, &self.programs.generator);
         command.args(["bench-post", "--nic", "mlx5_0", "--rounds", &self.rounds.to_string(), "--json", "-"]);
         let answer = self.said(&mut command, "bench-post", name, "bench-post")?;
-        let rows = answer["rows"].as_array().map_or(&[][..], Vec::as_slice);
-        let row = rows
-            .iter()
-            .find(|row| row["list"] == list && row["doorbell"] == doorbell && row["order"] == "strict");
+        let is_it =
+            |row: &&Value| row["list"] == list && row["doorbell"] == doorbell && row["order"] == "strict";
+        let row = answer["rows"].as_array().into_iter().flatten().find(is_it);
         row.and_then(|row| row["ratio"].as_f64()).context("bench-post has no such row")
     }
 
@@ -315,9 +322,7 @@ impl BenchSetup<'_> {
 
     /// An open device that does nothing: a receiver without a sender.
     fn idle(&self, name: &str) -> Result<(f64, f64)> {
-        let mut receiver = self.softnic(End::Alone, false, None, &self.programs.generator);
-        receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]);
-        let (mut receiver, _) = self.listening(&mut receiver, &self.log(name, "idle"))?;
+        let (mut receiver, _) = self.listening(&mut self.receiver(End::Alone), &self.log(name, "idle"))?;
         idle::watch(&mut receiver, self.idle)
     }
 }
@@ -325,16 +330,6 @@ impl BenchSetup<'_> {
 /// A number that a program said.
 fn number(said: &Value, field: &str, program: &str) -> Result<f64> {
     said.pointer(field).and_then(Value::as_f64).with_context(|| format!("{program} gives no {field}"))
-}
-
-/// Options of either end of a perftest pair.
-fn perftest_options(pair: &Perftest, port: u16) -> Vec<String> {
-    // -F: the governor is not ours to complain about.
-    let mut all = ["-d", "mlx5_0", "-F", "-p"].map(str::to_owned).to_vec();
-    all.push(port.to_string());
-    all.extend(pair.options.iter().cloned());
-    all.extend((pair.column != Column::Latency).then(|| "--report_gbits".to_owned()));
-    all
 }
 
 /// The last lines of a log that are no table or ruler, for an error.
@@ -346,14 +341,6 @@ pub fn last_words(log: &Path) -> String {
         [] => "it said nothing".to_owned(),
         _ => lines[lines.len().saturating_sub(LAST)..].join(" | "),
     }
-}
-
-/// A program on the server's or the client's host.
-fn on_host(hosts: &Hosts, end: End, program: impl AsRef<std::ffi::OsStr>) -> Command {
-    let words = hosts.enter(usize::from(matches!(end, End::Client)));
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).arg(program);
-    command
 }
 
 /// A free TCP port.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use experiment::Experiment;
 use experiment::spec::Grid;
 
@@ -41,19 +41,11 @@ enum FigureOutcome {
 
 /// Measures all; the error names what failed.
 pub fn run(options: &Options) -> Result<()> {
-    if options.out.is_none() && options.rate_gbps.is_some() {
-        return Err(refused(
-            "figure all --rate-gbps: a shaped link is another run; give an --out of its own",
-        ));
-    }
+    let why = "figure all --rate-gbps: a shaped link is another run; give an --out of its own";
+    ensure!(options.out.is_some() || options.rate_gbps.is_none(), refused(why));
     let program = std::env::current_exe().context("finding out where this command itself lies")?;
-    let no_gpu = match options.dry_run {
-        true => None,
-        false => {
-            let machine = GpuMachine::ask()?;
-            machine.gpu().is_none().then(|| machine.why_none())
-        }
-    };
+    let machine = if options.dry_run { None } else { Some(GpuMachine::ask()?) };
+    let no_gpu = machine.filter(|machine| machine.gpu().is_none()).map(|machine| machine.why_none());
     run_by(&program, options, no_gpu.as_deref())
 }
 
@@ -68,10 +60,8 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
     // Another host tells of its GPU itself.
     let is_of_this_gpu = |figure: &str| OF_A_GPU.contains(&figure) && options.place().is_here();
     let is_left_out = |figure: &str| no_gpu.is_some() && is_of_this_gpu(figure) && options.machine.is_none();
-    let asked: Vec<f64> = FIGURES
-        .iter()
-        .map(|figure| if is_left_out(figure) { 0.0 } else { asked_s(figure, options, no_gpu.is_some()) })
-        .collect();
+    let asked_s = |figure| if is_left_out(figure) { 0.0 } else { asked_s(figure, options, no_gpu.is_some()) };
+    let asked = FIGURES.map(asked_s);
     for (at, figure) in FIGURES.into_iter().enumerate() {
         let words = words(figure, options);
         let left = if options.dry_run { None } else { left(begun.elapsed(), &asked, at) };
@@ -95,14 +85,9 @@ fn run_by(program: &Path, options: &Options, no_gpu: Option<&str>) -> Result<()>
     for (figure, what, took) in &came {
         say!("{}{}", line(figure, what, *took), here(figure, options));
     }
-    let failed: Vec<&str> = came
-        .iter()
-        .filter(|(_, what, _)| matches!(what, FigureOutcome::Failed(_)))
-        .map(|(figure, ..)| *figure)
-        .collect();
-    if !failed.is_empty() {
-        bail!("figures that failed: {}; {again}", failed.join(", "));
-    }
+    let failed = came.iter().filter(|(_, what, _)| matches!(what, FigureOutcome::Failed(_)));
+    let failed: Vec<&str> = failed.map(|(figure, ..)| *figure).collect();
+    ensure!(failed.is_empty(), "figures that failed: {}; {again}", failed.join(", "));
     if !options.dry_run && carried::folder().is_none() {
         say!("one page of them {}", workspace::shown_by(options.out.as_deref()));
     }
@@ -164,30 +149,23 @@ fn words(figure: &str, options: &Options) -> Vec<String> {
     let (is_transfer, is_served) = (is_one_of(&TRANSFERS), is_one_of(&OF_A_GPU));
     let mut taken = options.clone();
     if !is_transfer {
-        taken = Options { peer: None, rate_gbps: None, ..taken };
+        (taken.peer, taken.rate_gbps) = (None, None);
     }
     if !is_transfer && !is_served {
-        taken = Options { place: None, tune: false, nic: None, ..taken };
+        (taken.place, taken.tune, taken.nic) = (None, false, None);
     }
-    if !is_served {
-        taken.machine = None;
-    }
-    if figure == UNSAMPLED {
-        taken.counters_hook = None;
-    }
-    if figure != NAME {
-        taken.out = taken.out.map(|out| out.join(format!("fig{figure}")));
-    }
+    taken.machine = taken.machine.filter(|_| is_served);
+    taken.counters_hook = taken.counters_hook.filter(|_| figure != UNSAMPLED);
+    taken.out = taken.out.map(|out| if figure == NAME { out } else { out.join(format!("fig{figure}")) });
     taken.words(figure)
 }
 
 fn line(figure: &str, what: &FigureOutcome, took: Duration) -> String {
+    let s = took.as_secs_f64();
     match what {
         FigureOutcome::Said => format!("figure {figure}: dry run"),
-        FigureOutcome::Measured => format!("figure {figure}: measured in {:.0} s", took.as_secs_f64()),
-        FigureOutcome::Failed(how) => {
-            format!("figure {figure}: FAILED after {:.0} s ({how})", took.as_secs_f64())
-        }
+        FigureOutcome::Measured => format!("figure {figure}: measured in {s:.0} s"),
+        FigureOutcome::Failed(how) => format!("figure {figure}: FAILED after {s:.0} s ({how})"),
         FigureOutcome::LeftOut(why) => format!("figure {figure}: left out: {why}"),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use experiment::{Experiment, Spec, resume};
 use measure::Provenance;
 
@@ -47,17 +47,12 @@ impl App {
 
     /// Refuses an option that is given and that it does not take.
     pub fn refuse_others(&self, experiment: &str, options: &Options) -> Result<()> {
-        if options.tune && options.on_nodes().is_none() {
-            let why = "--tune is of hosts that ansible reaches (--where); leave it out";
-            return Err(refused(format!("{experiment}: {why}")));
-        }
+        let why = "--tune is of hosts that ansible reaches (--where); leave it out";
+        ensure!(!options.tune || options.on_nodes().is_some(), refused(format!("{experiment}: {why}")));
         // Switches last: --where is named before --tune.
         let given = options.given();
-        let Some((option, value)) =
-            given.iter().rev().find(|(option, _)| !self.options().any(|one| one == *option))
-        else {
-            return Ok(());
-        };
+        let is_other = |(option, _): &&(&str, _)| !self.options().any(|one| one == *option);
+        let Some((option, value)) = given.iter().rev().find(is_other) else { return Ok(()) };
         let why = match (*option, self.own_nic) {
             ("--counters-hook", _) => "nothing is sampled there; leave --counters-hook out".to_owned(),
             ("--smoke", _) => "--smoke is of figures 1 to 7; leave it out".to_owned(),

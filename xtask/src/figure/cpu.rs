@@ -103,12 +103,6 @@ fn switches(text: &str) -> Option<u64> {
 }
 
 impl ProcessSnapshot {
-    /// A process without threads that can be seen, after so many ticks.
-    #[cfg(test)]
-    pub fn after(ticks: u64) -> ProcessSnapshot {
-        ProcessSnapshot { ticks, ..ProcessSnapshot::default() }
-    }
-
     /// Looks at a process; `folder`: `/proc/PID`. One that has ended and was not waited for has its sum, and
     /// no threads. Errors: it is gone; a file is not as proc(5) says.
     pub fn at(folder: &Path) -> Result<ProcessSnapshot> {
@@ -271,6 +265,13 @@ mod tests {
 
     use super::*;
     use crate::process::{JsonProgram, WAIT, wait_for};
+
+    impl ProcessSnapshot {
+        /// A process without threads that can be seen, after so many ticks.
+        pub fn after(ticks: u64) -> ProcessSnapshot {
+            ProcessSnapshot { ticks, ..ProcessSnapshot::default() }
+        }
+    }
 
     /// A line of `stat` with these fields, and others that are no zeros.
     fn line(id: u32, name: &str, [utime, stime, began]: [u64; 3]) -> String {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use experiment::modelled;
+use experiment::paper::Curve;
 use experiment::point::needs_gpu;
 use experiment::run::{self, Extra};
 use experiment::spec::Formula;
@@ -35,6 +36,7 @@ mod options;
 pub mod path;
 mod place;
 pub mod posts;
+mod reader;
 mod samples;
 pub mod serving;
 mod smoke;
@@ -104,9 +106,9 @@ fn shown_by(name: &str, options: &Options) -> Option<String> {
 /// Runs an experiment by the function that its `app` names.
 fn run_one(name: &str, options: &Options) -> Result<()> {
     let mut experiment = Experiment::read(&experiments(), name)?;
-    let app = APPS.iter().find(|app| app.name == experiment.spec.app);
-    let app =
-        app.with_context(|| format!("{name}: no program `{}` is known to measure", experiment.spec.app))?;
+    let of = &experiment.spec.app;
+    let app = APPS.iter().find(|app| app.name == of);
+    let app = app.with_context(|| format!("{name}: no program `{of}` is known to measure"))?;
     app.refuse_others(name, options)?;
     if options.smoke {
         smoke::shorten(&mut experiment.spec);
@@ -210,7 +212,9 @@ fn execute_on(
         Bench { spec, transfer, programs, nic, receiver, logs, provenance: &provenance, link_gbps };
     let measure = |bench: &mut dyn run::Bench| samples::measure(experiment, &how, &provenance, &grid, bench);
     let earlier = match nic {
-        Nic::Nodes(nodes) => measure(&mut samples::BetweenNodes::start(&mut bench, nodes, true, logs)?)?,
+        Nic::Nodes(nodes) => {
+            measure(&mut samples::BetweenNodes::start(&mut bench, nodes, true, None, logs)?)?
+        }
         _ => measure(&mut bench)?,
     };
     let mut extra =
@@ -273,22 +277,21 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> Result<Str
     lines.push(windows(&transfer, &grid.xs()));
     for series in grid.series.iter().chain(&on_a_gpu) {
         if Some(series) == on_a_gpu.first() {
-            let lists = on_a_gpu.iter().map(|series| format!("{series} (lists of {:?})", lists(series)));
-            let lists: Vec<String> = lists.collect();
-            lines.push(format!("with a GPU {} points more: {}", whole - keys.len(), lists.join(", ")));
+            let of = |series: &String| format!("{series} (lists of {:?})", lists(series));
+            let all = on_a_gpu.iter().map(of).collect::<Vec<String>>().join(", ");
+            lines.push(format!("with a GPU {} points more: {all}", whole - keys.len()));
         }
         let options = transfer.sender_options(spec, series, grid.xs()[0], lists(series)[0], grid.seconds);
         lines.push(format!("sender: generator --connect … {}", options.join(" ")));
     }
-    lines.push(
-        "receiver: generator --listen …, which takes payload, operation and queues from the sender".into(),
-    );
+    let receiver =
+        "receiver: generator --listen …, which takes payload, operation and queues from the sender";
+    lines.push(receiver.into());
     lines.extend(spec.plots.iter().map(|plot| format!("draws: {}: {}", plot.name, plot.title)));
+    let curve = |curve: &Curve| format!("{} ({} points)", curve.name, curve.points.len());
     for paper in &experiment.papers {
-        let curves =
-            paper.series.iter().map(|curve| format!("{} ({} points)", curve.name, curve.points.len()));
-        let curves: Vec<String> = curves.collect();
-        lines.push(format!("beside figure {} of the paper: {}", paper.paper.figure, curves.join(", ")));
+        let curves = paper.series.iter().map(curve).collect::<Vec<String>>().join(", ");
+        lines.push(format!("beside figure {} of the paper: {curves}", paper.paper.figure));
     }
     lines.extend(judged(experiment, options.rate_gbps.is_some()));
     Ok(lines.join("\n") + "\n")

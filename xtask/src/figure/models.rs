@@ -69,12 +69,19 @@ fn execute(
         }
     };
     let mut grid = experiment.spec.grid(how.extent);
-    let (measured, left_out) = grid.series.iter().cloned().partition(|series| series.starts_with(engine));
-    grid.series = measured;
+    let left_out = grid.series.extract_if(.., |series| !series.starts_with(engine)).collect();
     if engine == "gpu-" {
         experiment.spec.keep(|series| series.starts_with(engine));
     }
-    let mut bench = Runs { spec: &experiment.spec, how, on_gpu, program, machine, provenance: &provenance };
+    let logs = how.out.join("logs");
+    let profiler = Profiler { program, machine, logs: &logs, limit: LIMIT };
+    let spec = &experiment.spec;
+    // One run of the profiler a point.
+    let mut bench = |key: &Key, seconds: f64| {
+        let arguments = arguments(spec, how.extent, on_gpu, key, seconds)?;
+        let line = profiler.line(&format!("{}-{}", key.series, key.x), &arguments)?;
+        Ok(Point { seconds, ..point(&spec.name, key.clone(), &line, &provenance)? })
+    };
     let earlier = samples::measure(&experiment, how, &provenance, &grid, &mut bench)?;
     let mut fits = Map::new();
     let mut extra = Extra { left_out, ..Extra::default() };
@@ -111,29 +118,6 @@ fn engine_of(machine: &GpuMachine) -> &'static str {
     let why = machine.why_no_cudnn.as_deref().unwrap_or("gpu-probe did not say why");
     say!("no cuDNN here ({why}): our kernels compute every step of gpu-*, --engine {OWN}");
     OWN
-}
-
-/// Points by one run of the profiler each.
-struct Runs<'a> {
-    spec: &'a Spec,
-    how: &'a resume::Options,
-    /// Engine of the GPU's series.
-    on_gpu: &'static str,
-    program: &'a Path,
-    machine: &'a GpuMachine,
-    provenance: &'a Provenance,
-}
-
-impl run::Bench for Runs<'_> {
-    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
-        let arguments = arguments(self.spec, self.how.extent, self.on_gpu, key, seconds)?;
-        let logs = self.how.out.join("logs");
-        let profiler = Profiler { program: self.program, machine: self.machine, logs: &logs, limit: LIMIT };
-        let line = &profiler.line(&format!("{}-{}", key.series, key.x), &arguments)?;
-        let mut point = point(&self.spec.name, key.clone(), line, self.provenance)?;
-        point.seconds = seconds;
-        Ok(point)
-    }
 }
 
 /// The program, and what it needs of this machine.
@@ -193,9 +177,8 @@ fn arguments(spec: &Spec, extent: Extent, on_gpu: &str, key: &Key, seconds: f64)
 /// The profiler's line as a point. Error: it lacks a number, or is of another engine's kind.
 fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> Result<Point> {
     let number = |name: &str| {
-        line.pointer(name)
-            .and_then(Value::as_f64)
-            .with_context(|| format!("{APP}'s line has no number {name}"))
+        let found = line.pointer(name).and_then(Value::as_f64);
+        found.with_context(|| format!("{APP}'s line has no number {name}"))
     };
     let quantiles = line["quantiles_ns"].as_array().map_or(0, Vec::len);
     ensure!(quantiles == 1001, "{APP}'s line has {quantiles} quantiles, not 1001");
@@ -223,19 +206,9 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
     let wrong = number("/outputs_wrong")?;
     let missing = (wrong > 0.0).then(|| format!("{wrong} of {} outputs are wrong", line["outputs_compared"]));
     let missing = missing.or_else(|| without_proof(key.x, label, line));
-    let detail =
-        ["runs", "quantiles_ns", "timer", "clock", "batch", "engine", "precision", "layout", "libraries"];
-    let detail = detail.iter().chain(&[
-        "launch",
-        "threads",
-        "connections",
-        "overlap",
-        "no_overlap",
-        "outputs_compared",
-        "energy_mj_per_run",
-        "energy",
-    ]);
-    let detail = detail.filter_map(|name| Some(((*name).to_owned(), line.get(*name)?.clone())));
+    let detail = "runs quantiles_ns timer clock batch engine precision layout libraries launch threads connections \
+                  overlap no_overlap outputs_compared energy_mj_per_run energy";
+    let detail = detail.split(' ').filter_map(|name| Some((name.to_owned(), line.get(name)?.clone())));
     Ok(Point {
         values: values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         missing,
@@ -271,9 +244,8 @@ fn dry_run(experiment: &Experiment, how: &resume::Options) -> String {
         format!("results: {}", how.out.display()),
     ];
     for key in grid.keys().iter().filter(|key| key.repetition == 0 && key.x == grid.xs()[0]) {
-        let words = arguments(spec, how.extent, CUDA, key, grid.seconds);
-        lines
-            .push(words.map_or_else(|error| error.to_string(), |words| format!("{APP} {}", words.join(" "))));
+        let words = arguments(spec, how.extent, CUDA, key, grid.seconds).map(|words| words.join(" "));
+        lines.push(words.map_or_else(|error| error.to_string(), |words| format!("{APP} {words}")));
     }
     lines.extend(spec.pictures().map(|name| format!("draws: {name}")));
     lines.extend(judged(experiment, false));

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use measure::provenance::Host;
 use measure::{Label, Provenance, Revision};
 use serde::Deserialize;
@@ -97,31 +97,28 @@ impl Nic {
     /// A card of this host.
     pub fn card(device: &str) -> Result<Nic> {
         // Below us must be silicon: what is measured on a card is called hardware.
-        if std::env::var_os("SOFTNIC_CONFIG").is_some() {
-            return Err(refused(format!(
+        ensure!(
+            std::env::var_os("SOFTNIC_CONFIG").is_none(),
+            refused(format!(
                 "--nic {device}: this command runs under `softnic run`, where every device is emulated; leave --nic out"
+            ))
+        );
+        let folder = Path::new("/sys/class/infiniband");
+        if !folder.join(device).exists() {
+            let here = match &workspace::names_in(folder)[..] {
+                [] => "there is none".to_owned(),
+                names => format!("there are {}", names.join(", ")),
+            };
+            return Err(refused(format!(
+                "no RDMA device `{device}` on this host ({here}); without --nic the software NIC is used"
             )));
         }
-        let folder = Path::new("/sys/class/infiniband");
-        if folder.join(device).exists() {
-            let driver = fs::read_link(folder.join(device).join("device/driver")).unwrap_or_default();
-            let driver = driver.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            return match driver.as_str() {
-                "mlx5_core" => Ok(Nic::Card { device: device.to_owned() }),
-                _ => Err(refused(format!(
-                    "--nic {device}: its driver is `{driver}`, not mlx5_core; only a ConnectX counts as hardware here"
-                ))),
-            };
-        }
-        let names = workspace::names_in(folder);
-        let here = if names.is_empty() {
-            "there is none".to_owned()
-        } else {
-            format!("there are {}", names.join(", "))
-        };
-        Err(refused(format!(
-            "no RDMA device `{device}` on this host ({here}); without --nic the software NIC is used"
-        )))
+        let driver = fs::read_link(folder.join(device).join("device/driver")).unwrap_or_default();
+        let driver = driver.file_name().unwrap_or_default().display();
+        let why = "only a ConnectX counts as hardware here";
+        let wrong = format!("--nic {device}: its driver is `{driver}`, not mlx5_core; {why}");
+        ensure!(driver.to_string() == "mlx5_core", refused(wrong));
+        Ok(Nic::Card { device: device.to_owned() })
     }
 
     pub fn device(&self) -> &str {
@@ -191,18 +188,13 @@ pub struct Peer<'a> {
 }
 
 impl Receiver {
-    /// One that `session` keeps running.
-    fn standing(address: String, session: JsonProgram) -> Receiver {
-        Receiver::Standing { address, _session: Some(Box::new(session)) }
-    }
-
     /// The receiver for `nic`: started over ssh on `peer`, or by hand on a host that the user then names.
     pub fn find(nic: &Nic, peer: Option<Peer<'_>>, logs: &Path) -> Result<Receiver> {
         let device = match nic {
             Nic::Software { .. } => return Ok(Receiver::Each),
             Nic::Nodes(nodes) => {
                 let (address, session) = nodes.receiver(logs)?;
-                return Ok(Receiver::standing(address, session));
+                return Ok(Receiver::Standing { address, _session: Some(Box::new(session)) });
             }
             Nic::Card { device } => device,
         };
@@ -215,11 +207,8 @@ impl Receiver {
             let mut line = String::new();
             std::io::stdin().read_line(&mut line).context("reading the other host's address")?;
             let host = line.trim();
-            if host.is_empty() {
-                return Err(refused(
-                    "no address of the other host was given; type it, or start again with --peer HOST",
-                ));
-            }
+            let why = "no address of the other host was given; type it, or start again with --peer HOST";
+            ensure!(!host.is_empty(), refused(why));
             return Ok(Receiver::Standing { address: format!("{host}:{PORT}"), _session: None });
         };
         let mut command = Command::new(ssh);
@@ -227,25 +216,24 @@ impl Receiver {
         let words: Vec<String> = until_stdin_ends(&[generator]).iter().map(|word| quoted(word)).collect();
         command.arg(format!("{} {}", words.join(" "), listen(port)));
         let mut session = JsonProgram::start(&mut command, &logs.join("receiver.log"))?;
-        match session.json("listening", WAIT) {
-            Ok(_) => Ok(Receiver::standing(format!("{host}:{port}"), session)),
+        let Err(error) = session.json("listening", WAIT) else {
+            let address = format!("{host}:{port}");
+            return Ok(Receiver::Standing { address, _session: Some(Box::new(session)) });
+        };
+        let error = format!("{error:#}");
+        let by_hand = format!("run `generator {}` there and leave --peer out here", listen(port));
+        Err(refused(match session.child.poll() {
             // As `ssh(1)` says that it has no connection.
-            Err(error) if matches!(session.child.poll(), Ok(Some(Ended::Status(255)))) => {
-                Err(refused(format!(
-                    "{host} does not answer: {error:#}; see that `ssh {host} true` logs in from here without a password, or run \
-                 `generator {}` there and leave --peer out here",
-                    listen(port)
-                )))
+            Ok(Some(Ended::Status(255))) => format!(
+                "{host} does not answer: {error}; see that `ssh {host} true` logs in from here without a password, or {by_hand}"
+            ),
+            _ if error.contains("already in use") => {
+                format!("no receiver on {host}: {error}; end what has port {port} there, then try again")
             }
-            Err(error) if format!("{error:#}").contains("already in use") => Err(refused(format!(
-                "no receiver on {host}: {error:#}; end what has port {port} there, then try again"
-            ))),
-            Err(error) => Err(refused(format!(
-                "no receiver on {host}: {error:#}; say where its generator is (--peer-generator PATH), or run \
-                 `generator {}` there and leave --peer out here",
-                listen(port)
-            ))),
-        }
+            _ => format!(
+                "no receiver on {host}: {error}; say where its generator is (--peer-generator PATH), or {by_hand}"
+            ),
+        }))
     }
 }
 
@@ -254,19 +242,15 @@ impl Receiver {
 pub struct Probe {
     #[serde(default)]
     host: Host,
-    libraries: Option<Libraries>,
+    /// Versions of `libibverbs` and `libmlx5`.
+    #[serde(default)]
+    libraries: BTreeMap<String, Option<String>>,
     error: Option<String>,
     #[serde(default)]
     devices: Vec<Device>,
     /// The sender's host and the receiver's, where those are two.
     #[serde(skip)]
     hosts: Vec<Host>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Libraries {
-    libibverbs: Option<String>,
-    libmlx5: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -295,15 +279,16 @@ impl Probe {
         let Nic::Nodes(nodes) = nic else {
             return Probe::of(nic.generator(programs)?, nic.device(), &logs.join("probe.log"));
         };
-        let [sender, receiver] = nodes.generators()?.map(|(generator, name, device)| {
+        let of = |end: usize| -> Result<Probe> {
+            let (name, device) = (&nodes.hosts[end].name, nodes.device(end));
             let log = logs.join(format!("probe-{name}.log"));
-            let mut probe = Probe::of(generator, &device, &log).context(name.clone())?;
+            let mut probe = Probe::of(nodes.generator(end)?, device, &log).context(name.clone())?;
             // As the inventory calls it.
-            probe.host.name = name;
-            probe.host.versions.extend(probe.versions(&device));
-            Ok::<_, anyhow::Error>(probe)
-        });
-        let (sender, receiver) = (sender?, receiver?);
+            probe.host.name = name.clone();
+            probe.host.versions.extend(probe.versions(device));
+            Ok(probe)
+        };
+        let (sender, receiver) = (of(0)?, of(1)?);
         Ok(Probe { hosts: vec![sender.host.clone(), receiver.host], ..sender })
     }
 
@@ -316,25 +301,20 @@ impl Probe {
         if let Some(error) = &probe.error {
             return Err(refused(error.clone()));
         }
-        if !probe.devices.iter().any(|known| known.name == device) {
-            return Err(refused(format!(
-                "the generator sees no device `{device}` (it {ended}); see {}",
-                log.display()
-            )));
-        }
+        ensure!(
+            probe.devices.iter().any(|known| known.name == device),
+            refused(format!("the generator sees no device `{device}` (it {ended}); see {}", log.display()))
+        );
         debug_assert!(ended != Ended::TimedOut, "a probe answers and ends");
         Ok(probe)
     }
 
     /// Versions of the libraries, and of a device's firmware.
     fn versions(&self, device: &str) -> Vec<(String, String)> {
-        let libraries =
-            self.libraries.iter().flat_map(|it| [("libibverbs", &it.libibverbs), ("libmlx5", &it.libmlx5)]);
-        let libraries =
-            libraries.map(|(name, version)| (name, version.clone().unwrap_or_else(|| "missing".into())));
+        let said = |version: &Option<String>| version.clone().unwrap_or_else(|| "missing".into());
+        let libraries = self.libraries.iter().map(|(name, version)| (name.clone(), said(version)));
         let firmware = self.devices.iter().find(|it| it.name == device && !it.firmware.is_empty());
-        let firmware = firmware.map(|it| ("firmware", it.firmware.clone()));
-        libraries.chain(firmware).map(|(name, version)| (name.to_owned(), version)).collect()
+        libraries.chain(firmware.map(|it| ("firmware".to_owned(), it.firmware.clone()))).collect()
     }
 
     /// What the port says it carries, where that means something.
@@ -354,8 +334,10 @@ impl Probe {
         let libraries = self.versions(nic.device()).into_iter().filter(|(name, _)| name != "firmware");
         provenance.versions.extend(libraries);
         if let Nic::Nodes(nodes) = nic {
-            let settings = nodes.settings().map(|settings| ("host_settings".to_owned(), settings));
-            provenance.versions.extend(settings);
+            let settings = nodes.settings.iter();
+            provenance
+                .versions
+                .extend(settings.map(|settings| ("host_settings".to_owned(), settings.clone())));
         }
         if let [sender, _] = &self.hosts[..] {
             let Host { machine, cores, load, versions, .. } = sender.clone();

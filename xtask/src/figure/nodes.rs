@@ -18,15 +18,16 @@ use crate::testbed::{self, Testbed};
 /// Both hosts, as a figure uses them.
 #[derive(Clone, Debug)]
 pub struct Nodes {
-    hosts: [Host; 2],
+    /// The sender's or the server's, then the other one.
+    pub hosts: [Host; 2],
     /// What runs on each, as counters and logs call it.
-    ends: [&'static str; 2],
+    pub ends: [&'static str; 2],
     /// How the folders begin that hosts have for counters during the run.
     counters: String,
     /// The testbed that the nodes are of, if any.
     testbed: Option<Testbed>,
     /// What was tuned on each host, if anything was.
-    settings: Option<String>,
+    pub settings: Option<String>,
 }
 
 impl Nodes {
@@ -39,24 +40,9 @@ impl Nodes {
         Nodes { hosts, ends, counters, testbed, settings: None }
     }
 
-    /// The sender's or the server's host, then the other one.
-    pub fn hosts(&self) -> &[Host; 2] {
-        &self.hosts
-    }
-
-    /// What runs on each.
-    pub fn ends(&self) -> [&'static str; 2] {
-        self.ends
-    }
-
     /// The same hosts, after this was tuned on each.
     pub fn tuned(self, settings: Option<String>) -> Nodes {
         Nodes { settings, ..self }
-    }
-
-    /// What was tuned on each host, if anything was.
-    pub fn settings(&self) -> Option<String> {
-        self.settings.clone()
     }
 
     /// The folder for counters on the host of this end, which is there while they are read.
@@ -86,14 +72,10 @@ impl Nodes {
         format!("between {} and {}", sender.name, receiver.name)
     }
 
-    /// The generator on the NIC of each host, and the host's name and device; options follow.
-    pub fn generators(&self) -> Result<[(Command, String, String); 2]> {
-        let of = |end: usize| -> Result<_> {
-            let (host, device) = (&self.hosts[end], self.device(end));
-            let words = hosts::until_stdin_ends(&on_nic(host, "generator", &[]));
-            Ok((host.command(&words)?, host.name.clone(), device.to_owned()))
-        };
-        Ok([of(0)?, of(1)?])
+    /// The generator on the NIC of an end's host; options follow.
+    pub fn generator(&self, end: usize) -> Result<Command> {
+        let host = &self.hosts[end];
+        host.command(&hosts::until_stdin_ends(&on_nic(host, "generator", &[])))
     }
 
     /// The generator on the sender's NIC, which leaves its counters as it ends; options follow.

@@ -172,10 +172,9 @@ impl Machine {
 /// As `softnic run --rate-gbps` takes it.
 fn rate_gbps(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
-    if (0.001..=1000.0).contains(&rate) {
-        Ok(rate)
-    } else {
-        Err(format!("{rate} is not within 0.001 to 1000"))
+    match (0.001..=1000.0).contains(&rate) {
+        true => Ok(rate),
+        false => Err(format!("{rate} is not within 0.001 to 1000")),
     }
 }
 

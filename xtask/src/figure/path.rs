@@ -102,10 +102,8 @@ impl Step {
 /// The line on which a function of Rust, C or CUDA is defined, counted from 1.
 fn defined_at(text: &str, function: &str) -> Option<usize> {
     let defines = |line: &str| {
-        let Some(at) = line.find(&format!("{function}(")).or_else(|| line.find(&format!("{function}<")))
-        else {
-            return false;
-        };
+        let begins = |bracket: char| line.find(&format!("{function}{bracket}"));
+        let Some(at) = begins('(').or_else(|| begins('<')) else { return false };
         let before = line[..at].trim_start();
         let is_comment = before.starts_with("//") || before.starts_with('*') || before.starts_with("/*");
         let is_rust = before.ends_with("fn ");
@@ -138,17 +136,9 @@ fn posting_routines(posting: &Posting, root: &Path) -> Result<BTreeSet<PathBuf>>
             if text.lines().any(defines) {
                 defining.insert(file.clone());
             }
-            let names = text
-                .lines()
-                .filter_map(|line| line.trim_start().strip_prefix("#include \"")?.split('"').next());
-            let found = names.flat_map(|name| {
-                posting
-                    .folders
-                    .iter()
-                    .map(move |folder| root.join(folder).join(name))
-                    .filter(|path| path.is_file())
-            });
-            next.extend(found);
+            let include = |line| str::trim_start(line).strip_prefix("#include \"")?.split('"').next();
+            let beside = |name| posting.folders.iter().map(move |folder| root.join(folder).join(name));
+            next.extend(text.lines().filter_map(include).flat_map(beside).filter(|path| path.is_file()));
         }
         ensure!(!defining.is_empty(), "{start} includes no file that defines `{}`", posting.begins);
         all.extend(defining);
@@ -182,17 +172,8 @@ pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
 pub fn in_source(experiment: &Experiment, root: &Path) -> Result<(Entry, Vec<[String; 4]>)> {
     let way = PathSpec::of(&experiment.spec)?;
     let provenance = Provenance::of(measure::Revision::of(root), &[]);
-    let (name, machine) = (experiment.spec.name.clone(), GpuMachine::default());
-    let mut counts = Counts {
-        name,
-        way: &way,
-        machine: &machine,
-        tree: Some(root),
-        program: root,
-        provenance: &provenance,
-    };
     let key = Key { series: SOURCE.to_owned(), x: 0, at: BTreeMap::new(), repetition: 0 };
-    let points = [run::Bench::measure(&mut counts, &key, 0.0)?];
+    let points = [count_in_source(&experiment.spec.name, &key, &way, root, &provenance)?];
     let step = |step: &Step| {
         let function = format!("{}::{}", step.package(), step.function);
         let line = step.line(root)?;
@@ -257,11 +238,23 @@ fn execute(
     left_out.extend(tree.is_none().then(|| SOURCE.to_owned()));
     let mut grid = experiment.spec.grid(how.extent);
     grid.series.retain(|series| !left_out.contains(series));
-    if grid.series.is_empty() {
-        return Err(refused("fig3: there is neither a GPU nor the source here: nothing can be counted"));
-    }
-    let mut bench =
-        Counts { name: experiment.spec.name.clone(), way, machine, tree, program, provenance: &provenance };
+    let why = "fig3: there is neither a GPU nor the source here: nothing can be counted";
+    ensure!(!grid.series.is_empty(), refused(why));
+    let name = &experiment.spec.name;
+    let mut bench = |key: &Key, _: f64| {
+        if key.series == SOURCE {
+            return count_in_source(name, key, way, tree.context("no source here")?, &provenance);
+        }
+        let line = line_of(program, machine, &[])?;
+        let from = Provenance { gpu: Label::Hardware, ..provenance.clone() };
+        let mut point = Point::new(name, key.clone(), from.label(&[Part::Gpu]), from);
+        for name in ["nodes", "kernels", "host_nodes", "copies", "host_copies"] {
+            let count = line[name].as_f64();
+            let count = count.with_context(|| format!("{PROGRAM}'s line has no number {name}"))?;
+            point.values.insert(name.into(), count);
+        }
+        Ok(point)
+    };
     let earlier = progress::measure(&experiment, how, &provenance, &grid, &mut bench)?;
     let svg = svg(&way.steps);
     write_whole(&how.out.join("path.svg"), svg.as_bytes())?;
@@ -281,36 +274,17 @@ pub fn line_of(program: &Path, machine: &GpuMachine, words: &[&str]) -> Result<V
     serde_json::from_str(said.trim()).with_context(|| format!("{} said `{}`", name(), said.trim()))
 }
 
-/// Counts in the source and in the recorded graph.
-struct Counts<'a> {
-    name: String,
-    way: &'a PathSpec,
-    machine: &'a GpuMachine,
-    tree: Option<&'a Path>,
-    program: &'a Path,
-    provenance: &'a Provenance,
-}
-
-impl run::Bench for Counts<'_> {
-    fn measure(&mut self, key: &Key, _: f64) -> Result<Point> {
-        let mut provenance = self.provenance.clone();
-        if key.series == SOURCE {
-            let files = posting_routines(&self.way.posting, self.tree.context("no source here")?)?;
-            let mut point = Point::new(&self.name, key.clone(), Label::None, provenance);
-            point.values.insert("posting_routines".into(), files.len() as f64);
-            return Ok(point);
-        }
-        let line = line_of(self.program, self.machine, &[])?;
-        provenance.gpu = Label::Hardware;
-        let label = provenance.label(&[Part::Gpu]);
-        let mut point = Point::new(&self.name, key.clone(), label, provenance);
-        for name in ["nodes", "kernels", "host_nodes", "copies", "host_copies"] {
-            let count =
-                line[name].as_f64().with_context(|| format!("{PROGRAM}'s line has no number {name}"))?;
-            point.values.insert(name.into(), count);
-        }
-        Ok(point)
-    }
+/// The point of what is counted in the source.
+fn count_in_source(
+    name: &str,
+    key: &Key,
+    way: &PathSpec,
+    root: &Path,
+    provenance: &Provenance,
+) -> Result<Point> {
+    let files = posting_routines(&way.posting, root)?.len();
+    let point = Point::new(name, key.clone(), Label::None, provenance.clone());
+    Ok(Point { values: [("posting_routines".to_owned(), files as f64)].into(), ..point })
 }
 
 /// Pixels of a lane, of a row, and of a box in them.

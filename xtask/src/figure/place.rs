@@ -85,13 +85,12 @@ impl Place {
         match self {
             Place::Local => Ok(()),
             Place::Netns => testbed_of(out).map(drop),
-            Place::Inventory(file) => match std::fs::metadata(file) {
-                Ok(_) => Ok(()),
-                Err(error) => Err(refused(format!(
+            Place::Inventory(file) => fs::metadata(file).map(drop).map_err(|error| {
+                refused(format!(
                     "--where {}: {error}; give an ansible inventory of two hosts: ansible/inventories/two-hosts.yml is an example",
                     file.display()
-                ))),
-            },
+                ))
+            }),
         }
     }
 
@@ -161,7 +160,7 @@ fn between(
     // As JSON: ansible takes `NAME=VALUE` apart at spaces.
     variables.push(json!({ "doorbell_nic_config": of(&out.join("nic.toml"))? }).to_string());
     // An inventory may have a build for each host, or hosts where they were installed by hand.
-    if nodes.hosts().iter().all(|host| host.programs.is_empty()) {
+    if nodes.hosts.iter().all(|host| host.programs.is_empty()) {
         variables.push(json!({ "doorbell_programs": of(&workspace::programs())? }).to_string());
     }
     say!("setting both hosts up by ansible/site.yml ({})", nodes.in_words());
@@ -194,12 +193,8 @@ fn between(
 /// Tunes both hosts. Returns which settings were set on each, as `node1: eth0/mtu 4200; node2: nothing`.
 fn tuned(inventory: &Inventory, logs: &Path) -> Result<Option<String>> {
     let file = std::path::absolute(logs.join("tuned"))?;
-    playbook::run(
-        inventory,
-        "tune.yml",
-        &[format!("tuned_file={}", file.display())],
-        &logs.join("tune.log"),
-    )?;
+    let variable = [format!("tuned_file={}", file.display())];
+    playbook::run(inventory, "tune.yml", &variable, &logs.join("tune.log"))?;
     let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
     Ok(Some(text.lines().collect::<Vec<_>>().join("; ")))
 }

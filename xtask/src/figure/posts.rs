@@ -14,7 +14,7 @@ use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::{Experiment, resume};
 use measure::{BackgroundLoad, Label, Part, Provenance, json_lines};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::app;
 use super::nic::Programs;
@@ -95,21 +95,13 @@ fn execute(
     let points = rows.iter().map(point).collect::<Result<Vec<Point>>>()?;
     grid.series = points.iter().map(|point| point.series.clone()).collect();
     let is_whole = points.iter().all(Point::is_whole);
-    let mut rows = Rows(points.into_iter().map(|point| (point.series.clone(), point)).collect());
+    let mut rows: BTreeMap<_, _> = points.into_iter().map(|point| (point.series.clone(), point)).collect();
+    let mut bench = |key: &Key, _: f64| rows.remove(&key.series).context("it was not measured");
     experiment.spec.keep(|series| grid.series.iter().any(|measured| measured == series));
-    let measured = run::measure(&experiment, how, &provenance, &grid, &mut rows, &mut |_, _| ())?;
+    let measured = run::measure(&experiment, how, &provenance, &grid, &mut bench, &mut |_, _| ())?;
     // A program that failed beside whole rows left others out.
     ensure!(ended == Ended::Well || !is_whole, failed());
     run::report(&experiment, how, &measured, &Extra::default())
-}
-
-/// The points of one run of the generator, by series.
-struct Rows(BTreeMap<String, Point>);
-
-impl run::Bench for Rows {
-    fn measure(&mut self, key: &Key, _: f64) -> Result<Point> {
-        self.0.remove(&key.series).context("it was not measured")
-    }
 }
 
 /// A row of the generator as a point: times in ns with their spread, ratios, and the ratio's requirement.
@@ -134,8 +126,8 @@ fn point(
         ("at_most", &row["required"]["at_most"]),
         ("at_least", &row["required"]["at_least"]),
     ];
-    values
-        .extend(others_of_row.iter().filter_map(|(name, value)| Some(((*name).to_owned(), value.as_f64()?))));
+    let others_of_row = others_of_row.iter().filter_map(|(name, value)| Some((*name, value.as_f64()?)));
+    values.extend(others_of_row.map(|(name, value)| (name.to_owned(), value)));
     let wrong = || row["error"].as_str().unwrap_or("a ring did not hold what was posted").to_owned();
     let series = row["row"].as_str().context("a row without a name")?.to_owned();
     let key = Key { series, x: 0, at: BTreeMap::new(), repetition: 0 };
@@ -152,23 +144,23 @@ fn point(
 
 /// The generator's lines: provenance (NIC, link, versions: first line), settings of all rows, the rows.
 fn read(lines: &Path) -> Result<(Provenance, BTreeMap<String, u64>, Vec<Value>)> {
-    let records = json_lines::read::<Map<String, Value>>(lines)?;
+    let records = json_lines::read::<Value>(lines)?;
     ensure!(records.torn_bytes == 0, "{}: its last line was cut", lines.display());
     let mut records = records.records.into_iter();
-    let first = records.next().filter(|first| first.get("kind").is_some_and(|kind| kind == NAME));
+    let first = records.next().filter(|first| first["kind"] == NAME);
     let first = first.with_context(|| format!("{}: its first line is no provenance", lines.display()))?;
     let mut provenance = workspace::provenance()?;
     for (name, label) in [("nic", &mut provenance.nic), ("link", &mut provenance.link)] {
-        let said = first.get(name).cloned().unwrap_or_default();
-        *label = serde_json::from_value(said).with_context(|| format!("its label `{name}`"))?;
+        *label =
+            serde_json::from_value(first[name].clone()).with_context(|| format!("its label `{name}`"))?;
     }
-    for (name, version) in first.get("versions").and_then(Value::as_object).into_iter().flatten() {
+    for (name, version) in first["versions"].as_object().into_iter().flatten() {
         let version = version.as_str().map_or_else(|| version.to_string(), str::to_owned);
         provenance.versions.entry(name.clone()).or_insert(version);
     }
     let settings = ["payload_bytes", "rounds", "timer_step_ns"];
-    let settings = settings.iter().filter_map(|name| Some(((*name).to_owned(), first.get(*name)?.as_u64()?)));
-    let rows: Vec<Value> = records.map(Value::Object).collect();
+    let settings = settings.iter().filter_map(|name| Some(((*name).to_owned(), first[*name].as_u64()?)));
+    let rows: Vec<Value> = records.collect();
     ensure!(!rows.is_empty(), "{}: no row behind the provenance", lines.display());
     Ok((provenance, settings.collect(), rows))
 }

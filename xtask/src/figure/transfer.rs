@@ -113,13 +113,11 @@ impl Transfer {
             ("doorbell-batch", list.to_string()),
             ("seconds", seconds.to_string()),
         ];
-        chosen.extend(in_flight.into_iter().flat_map(|in_flight| {
-            [("window", in_flight.window.to_string()), ("batch", in_flight.batch.to_string())]
-        }));
-        for (name, value) in &chosen {
-            if !has_own(name) {
-                option(name, value.clone());
-            }
+        if let Some(InFlight { window, batch }) = in_flight {
+            chosen.extend([("window", window.to_string()), ("batch", batch.to_string())]);
+        }
+        for (name, value) in chosen.iter().filter(|(name, _)| !has_own(name)) {
+            option(name, value.clone());
         }
         let is_chosen = |name: &str| chosen.iter().any(|(chosen, _)| *chosen == name);
         let general = self.generator.iter().filter(|(name, _)| !has_own(name) && !is_chosen(name));
@@ -215,22 +213,17 @@ impl Run {
         if self.content_ok && self.posted == self.completed {
             return None;
         }
-        let counts = [
-            (self.posted.saturating_sub(self.completed), "without completion"),
-            (self.lost, "lost"),
-            (self.torn, "torn"),
-        ];
+        let incomplete = self.posted.saturating_sub(self.completed);
+        let counts = [(incomplete, "without completion"), (self.lost, "lost"), (self.torn, "torn")];
         let counts = counts.iter().filter(|(count, _)| *count > 0);
         let mut missing: Vec<String> = counts.map(|(count, what)| format!("{count} {what}")).collect();
         if missing.is_empty() {
             missing.push(if self.verified == 0 { "none checked".into() } else { "the counts differ".into() });
         }
-        let (posted, completed, received) = (self.posted, self.completed, self.received);
+        let Run { posted, completed, received, .. } = self;
         let why = self.error.as_ref().map_or_else(String::new, |why| format!(": {why}"));
-        Some(format!(
-            "posted {posted}, completed {completed}, received {received} ({}){why}",
-            missing.join(", ")
-        ))
+        let missing = missing.join(", ");
+        Some(format!("posted {posted}, completed {completed}, received {received} ({missing}){why}"))
     }
 }
 
@@ -317,12 +310,9 @@ fn watch(sender: &mut JsonProgram, limit: Duration) -> Result<(serde_json::Value
         }
         // The last look before the end counts: ticks only grow.
         let seen = thread_ticks(sender.child.0.id());
-        if !seen.is_empty() {
-            ticks = seen;
-        }
-        if since.elapsed() > limit {
-            bail!("the sender gave no result within {} s; see {}", limit.as_secs(), sender.log.display());
-        }
+        ticks = if seen.is_empty() { ticks } else { seen };
+        let (log, seconds) = (sender.log.display(), limit.as_secs());
+        ensure!(since.elapsed() <= limit, "the sender gave no result within {seconds} s; see {log}");
     }
 }
 

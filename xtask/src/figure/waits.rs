@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra};
 use experiment::{Experiment, resume};
-use measure::{Label, Part, Provenance};
+use measure::{Label, Part};
 use serde_json::{Value, json};
 
 use super::app;
@@ -77,31 +77,18 @@ fn execute(
     machine.name_in(&mut provenance);
     provenance.gpu = Label::Hardware;
     let grid = experiment.spec.grid(how.extent);
-    let mut bench = Turns { name: &experiment.spec.name, machine, program, provenance: &provenance };
+    // One run of the program a point.
+    let mut bench = |key: &Key, _: f64| {
+        let line = line_of(program, machine, &["wait", driver(&key.series)])?;
+        let label = provenance.label(&[Part::Gpu]);
+        let point = Point::new(&experiment.spec.name, key.clone(), label, provenance.clone());
+        Ok(Point { values: values(&line)?, detail: line, ..point })
+    };
     let earlier = samples::measure(experiment, how, &provenance, &grid, &mut bench)?;
     let timers = json!([{
         "name": "period", "start": "the begin of a request, by the GPU's timer", "stop": "the begin of the next request",
     }]);
     run::report(experiment, how, &earlier, &Extra { timers, ..Extra::default() })
-}
-
-/// Points of one run of the program each.
-struct Turns<'a> {
-    name: &'a str,
-    machine: &'a GpuMachine,
-    program: &'a Path,
-    provenance: &'a Provenance,
-}
-
-impl run::Bench for Turns<'_> {
-    fn measure(&mut self, key: &Key, _: f64) -> Result<Point> {
-        let line = line_of(self.program, self.machine, &["wait", driver(&key.series)])?;
-        let label = self.provenance.label(&[Part::Gpu]);
-        let mut point = Point::new(self.name, key.clone(), label, self.provenance.clone());
-        point.values = values(&line)?;
-        point.detail = line;
-        Ok(point)
-    }
 }
 
 /// The numbers of a point, out of the program's line. Error: it lacks one.

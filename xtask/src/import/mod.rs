@@ -75,10 +75,8 @@ fn comes_from(provenance: &Provenance, tree: &Path) -> Result<()> {
         }
         () if !is_hash => "names no revision; make the bundle in a checkout with git".to_owned(),
         () if revision.dirty => {
-            format!(
-                "was measured on {} with changes; commit them, and make the bundle again",
-                short(revision)
-            )
+            let short = short(revision);
+            format!("was measured on {short} with changes; commit them, and make the bundle again")
         }
         () if !git(tree, &["cat-file", "-e", &format!("{}^{{commit}}", revision.commit)]) => {
             format!("is foreign: no revision {} is in this repository (git fetch?)", short(revision))

@@ -39,8 +39,8 @@ pub fn here(root: &Path, add: &[PathBuf]) -> Vec<PathBuf> {
         results.canonicalize().is_ok_and(|whole| !named.contains(&whole))
             && results.join(OF_RESULTS[1]).is_file()
     };
-    let figures =
-        workspace::names_in(&root.join("experiments")).into_iter().filter(|name| name.starts_with("fig"));
+    let names = workspace::names_in(&root.join("experiments")).into_iter();
+    let figures = names.filter(|name| name.starts_with("fig"));
     figures.map(|name| root.join("results").join(name)).filter(is_there).collect()
 }
 
@@ -74,9 +74,8 @@ pub fn add(figures: &mut [Figure], root: &Path, results: &Path) -> Result<(), St
         return Err(wrong(format!("it is of {name}, and the page has {}", there.join(", "))));
     };
     for entry in entries {
-        if results.join(OF_RESULTS[0]).is_file()
-            && figure.shown.iter().any(|shown| is_of(&shown.entry, &entry))
-        {
+        let is_shown = || figure.shown.iter().any(|shown| is_of(&shown.entry, &entry));
+        if results.join(OF_RESULTS[0]).is_file() && is_shown() {
             say!("report: {at}: this run is recorded already");
             continue;
         }
@@ -111,10 +110,7 @@ fn unfinished(folder: &Path) -> Option<String> {
 /// The experiment's name, and its entries with this program's verdicts. A run's folder has one entry, a
 /// `measured.json` as many as it has.
 fn read(experiments: &Path, results: &Path) -> Result<(String, Vec<Entry>)> {
-    let folder = match results.is_dir() {
-        true => results,
-        false => results.parent().unwrap_or(results),
-    };
+    let folder = if results.is_dir() { results } else { results.parent().unwrap_or(results) };
     let is_run = results.is_dir() || results.file_name().is_some_and(|name| name != "measured.json");
     if is_run && folder.join("summary.json").is_file() {
         // Series that were not measured are left out of what is wanted; no other entry gives its rows.

@@ -90,11 +90,9 @@ pub struct Claims<'a> {
 
 impl Claims<'_> {
     pub fn of(figures: &[Figure]) -> Claims<'_> {
-        let of = |figure| {
-            let figure: &Figure = figure;
-            figure.paper.claim.iter().map(move |claim| line(figures, figure, claim))
-        };
-        let mut lines: Vec<Line<'_>> = figures.iter().flat_map(of).collect();
+        let claims =
+            figures.iter().flat_map(|figure| figure.paper.claim.iter().map(move |one| (figure, one)));
+        let mut lines: Vec<Line<'_>> = claims.map(|(figure, claim)| line(figures, figure, claim)).collect();
         lines.sort_by_key(|line| line.standing == ClaimStatus::Background);
         let mut counts = BTreeMap::new();
         lines.iter().for_each(|line| *counts.entry(line.standing).or_default() += 1);
@@ -117,11 +115,8 @@ fn line<'a>(figures: &'a [Figure], figure: &'a Figure, claim: &'a Claim) -> Line
     let judges =
         |other: &&Figure| other.experiment.spec.judges.iter().any(|judges| judges.paper == figure.paper.name);
     let shown = figures.iter().filter(judges).flat_map(|other| &other.shown);
-    let judged: Vec<(&Shown, &Judged)> = shown
-        .flat_map(|shown| {
-            shown.judged.iter().filter(|one| one.id == claim.id && !one.aim).map(move |one| (shown, one))
-        })
-        .collect();
+    let judged = shown.flat_map(|shown| shown.judged.iter().map(move |one| (shown, one)));
+    let judged: Vec<(&Shown, &Judged)> = judged.filter(|(_, one)| one.id == claim.id && !one.aim).collect();
     // What no run can change needs none.
     if matches!(claim.rule, Rule::Background {} | Rule::Differs { .. }) {
         let by_rule = judge(claim, &[]);

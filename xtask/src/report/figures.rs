@@ -1,13 +1,13 @@
 //! The figures of a report: each with the paper's numbers and claims, its entries, and their drawings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 use experiment::measured::{Entry, Measured};
 use experiment::spec::Extent;
-use experiment::verdict::{Judged, Verdict};
+use experiment::verdict::Judged;
 use experiment::{Experiment, Paper, Picture, modelled, pictures};
 
 use crate::figure::path;
@@ -55,10 +55,8 @@ const NEWER: &str = "judged by the kept medians: claim or rule is newer than the
 impl Shown {
     /// A recorded `entry` of `experiment`; id and drawings come with [`finish`].
     pub fn new(experiment: &Experiment, entry: Entry, from: String) -> Shown {
-        let judged = experiment.judge_recorded(&entry);
-        let judged =
-            judged.map(|(judged, is_of_run)| if is_of_run { judged } else { by_medians(judged, NEWER) });
-        let judged = judged.collect();
+        let marked = |(judged, is_of_run)| if is_of_run { judged } else { by_medians(judged, NEWER) };
+        let judged = experiment.judge_recorded(&entry).map(marked).collect();
         Shown { judged, is_added: false, ..Shown::added(experiment, entry, from) }
     }
 
@@ -125,19 +123,16 @@ impl Figure {
     /// The command that records it, and the parts that must be hardware for some claim of it.
     pub fn missing(&self) -> String {
         let needs = self.paper.claim.iter().flat_map(|claim| &claim.needs).filter(|need| need.hardware);
-        let mut parts: Vec<String> = needs.map(|need| need.part.to_string()).collect();
-        parts.sort_unstable();
-        parts.dedup();
-        let needs =
-            if parts.is_empty() { String::new() } else { format!(", with hardware: {}", parts.join(", ")) };
+        let parts: BTreeSet<String> = needs.map(|need| need.part.to_string()).collect();
+        let parts = parts.into_iter().collect::<Vec<_>>().join(", ");
+        let needs = if parts.is_empty() { parts } else { format!(", with hardware: {parts}") };
         format!("`cargo xtask figure {} --record` measures and records it{needs}", self.number())
     }
 }
 
 /// A verdict that no run gave says `how` it came.
 pub fn by_medians(mut judged: Judged, how: &str) -> Judged {
-    let is_judged = [Verdict::Reproduced, Verdict::InPart, Verdict::NotReproduced].contains(&judged.verdict);
-    judged.evidence.extend(is_judged.then(|| how.to_owned()));
+    judged.evidence.extend(judged.is_decided().then(|| how.to_owned()));
     judged
 }
 
@@ -148,8 +143,8 @@ pub fn recorded(root: &Path) -> Result<Vec<Figure>> {
         let experiment = Experiment::read(&experiments, &paper.name)?;
         let file = format!("experiments/{}/measured.json", paper.name);
         let entries = Measured::read(&root.join(&file))?.entries.into_iter();
-        let mut shown: Vec<Shown> =
-            entries.map(|entry| Shown::new(&experiment, entry, file.clone())).collect();
+        let shown = entries.map(|entry| Shown::new(&experiment, entry, file.clone()));
+        let mut shown: Vec<Shown> = shown.collect();
         let mut steps = Vec::new();
         if experiment.spec.app == path::APP {
             let (entry, found) = path::in_source(&experiment, root)?;

@@ -59,12 +59,10 @@ pub fn run(options: &Options) -> Result<()> {
     let here = if options.recorded { Vec::new() } else { added::here(&root(), &options.add) };
     let (figures, left_out) = gathered(&root(), &here, &options.add)?;
     let claims = Claims::of(&figures);
-    let page = written(&figures, &claims, &out).with_context(|| {
-        format!(
-            "report: not all of it was written; make room in {} or mend it, or give another --out",
-            out.display()
-        )
-    })?;
+    let room = out.display();
+    let wrong =
+        format!("report: not all of it was written; make room in {room} or mend it, or give another --out");
+    let page = written(&figures, &claims, &out).context(wrong)?;
     for figure in &figures {
         say!("figure {}: {}", figure.number(), figure.standing());
     }

@@ -63,11 +63,11 @@ impl Shown {
             format!("{}: {}{}", host.name, host.machine, versions.collect::<String>())
         };
         let hosts = from.hosts.iter().map(of_host).collect::<Vec<_>>().join("; ");
-        let machine =
+        let (what, machine) =
             if hosts.is_empty() { ("machine", &from.machine) } else { ("sender; receiver", &hosts) };
         vec![
             ("label", format!("{}: the weakest part", entry.label)),
-            (machine.0, format!("{}{load}", machine.1)),
+            (what, format!("{machine}{load}")),
             ("NIC", format!("{}{}", from.nic, device(&from.device))),
             ("GPU", format!("{}{}", from.gpu, device(&from.gpu_device))),
             ("link", from.link.to_string()),
@@ -81,9 +81,8 @@ impl Shown {
 
     /// Revision, and the day of its commit.
     pub fn source(&self) -> String {
-        let day =
-            self.day.as_ref().map_or(" (not in this repository)".to_owned(), |day| format!(" of {day}"));
-        format!("{}{day}", revision(&self.entry.provenance))
+        let day = self.day.as_ref().map_or("(not in this repository)".to_owned(), |day| format!("of {day}"));
+        format!("{} {day}", revision(&self.entry.provenance))
     }
 
     /// Least and most of its rows.

@@ -1,11 +1,17 @@
 //! A point and an experiment for tests, of this crate and of the commands; they change what they are about.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use measure::{Label, Provenance};
 
-use crate::Experiment;
 use crate::point::{Key, Point};
+use crate::spec::Grid;
+use crate::{Experiment, Spec};
+
+/// The workspace, for tests of what is committed.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
 
 /// A whole point of figure 4.
 pub fn example(series: &str, x: u64) -> Point {
@@ -55,11 +61,17 @@ impl Point {
     }
 }
 
+impl Spec {
+    /// Another grid, for tests of the whole.
+    pub fn set_grid(&mut self, grid: Grid) {
+        self.grid = grid;
+    }
+}
+
 impl Experiment {
     /// The one of this name in the workspace with a grid of eight points, for tests of the whole.
     pub fn small(name: &str) -> Experiment {
-        let experiments = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments");
-        let mut experiment = Experiment::read(&experiments, name).expect("it is committed");
+        let mut experiment = Experiment::read(&root().join("experiments"), name).expect("it is committed");
         let grid = toml::toml! {
             payload_bytes = [64, 4096]
             repeat = 2

@@ -1,6 +1,7 @@
 //! Verdicts: each claim of the paper against our points, by the rule that its `paper.toml` states.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::fmt;
 
 use measure::Label;
@@ -142,10 +143,7 @@ fn holds_or_was_left_out(line: &str) -> bool {
 /// Judges one claim by `points`.
 pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
     let mut findings = rules::findings(claim, points);
-    let is_used = |point: &&Point| {
-        point.has_numbers() && claim.series.iter().any(|pattern| matches(pattern, &point.series))
-    };
-    let used = points.iter().filter(is_used);
+    let used = used(claim, points).filter(|point| point.has_numbers());
     // A claim that names no parts rests on all that its points used.
     let labels = used.flat_map(|point| {
         let whole = claim.needs.is_empty().then_some(point.label);
@@ -178,16 +176,17 @@ pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
     }
 }
 
+/// The points that a claim is about.
+fn used<'a>(claim: &'a Claim, points: &'a [Point]) -> impl Iterator<Item = &'a Point> {
+    let is_used = |point: &&Point| claim.series.iter().any(|pattern| matches(pattern, &point.series));
+    points.iter().filter(is_used)
+}
+
 /// A line about the points of a claim whose messages were not whole.
 fn not_whole(claim: &Claim, points: &[Point]) -> Option<String> {
-    let used = |point: &&Point| claim.series.iter().any(|pattern| matches(pattern, &point.series));
-    let broken: Vec<&Point> = points.iter().filter(used).filter(|point| !point.is_whole()).collect();
-    let first = broken.first()?;
-    Some(format!(
-        "rests on {} points that are not whole, the first: {}",
-        broken.len(),
-        first.what_is_missing()
-    ))
+    let broken: Vec<&Point> = used(claim, points).filter(|point| !point.is_whole()).collect();
+    let (count, first) = (broken.len(), broken.first()?.what_is_missing());
+    Some(format!("rests on {count} points that are not whole, the first: {first}"))
 }
 
 fn verdict(claim: &Claim, findings: &[Finding]) -> Verdict {
@@ -196,19 +195,12 @@ fn verdict(claim: &Claim, findings: &[Finding]) -> Verdict {
     }
     let holding = findings.iter().filter(|finding| finding.holds == Some(true)).count();
     let failing = findings.iter().filter(|finding| finding.holds == Some(false)).count();
-    let mut needs: Vec<String> = findings.iter().flat_map(|finding| finding.needs.clone()).collect();
-    needs.sort_unstable();
-    needs.dedup();
+    let needs: BTreeSet<String> = findings.iter().flat_map(|finding| finding.needs.clone()).collect();
+    let is_whole = !findings.iter().any(Finding::is_missing);
     match (holding, failing) {
+        (0, 0) if !needs.is_empty() => Verdict::NeedsHardware(needs.into_iter().collect()),
         // A number without a bound was found, and that is all.
-        (0, 0)
-            if rules::asks_nothing(&claim.rule)
-                && needs.is_empty()
-                && !findings.iter().any(Finding::is_missing) =>
-        {
-            Verdict::Reported
-        }
-        (0, 0) if !needs.is_empty() => Verdict::NeedsHardware(needs),
+        (0, 0) if rules::asks_nothing(&claim.rule) && is_whole => Verdict::Reported,
         (0, 0) => Verdict::NeedsData,
         (0, _) => Verdict::NotReproduced,
         _ if holding == findings.len() => Verdict::Reproduced,

@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use measure::label::Part;
 
 use super::finding::Finding;
-use super::series::{self, divisor, each, each_of, named, pairs};
+use super::series::{self, divisor, expand, named, pairs};
 use crate::by_x::{by_x, log_fit, medians};
-use crate::number::number;
 use crate::paper::{Claim, Rule};
 use crate::point::Point;
-use crate::statistics::{line, median, rank_correlation};
+use crate::statistics::{line, median, number, rank_correlation, spread};
 use crate::wire_model::WireModel;
 
 /// What stands in the evidence of what a rule leaves out, before the reason.
@@ -23,13 +22,13 @@ pub fn asks_nothing(rule: &Rule) -> bool {
 
 /// What a claim's rule finds in `points`, thing by thing.
 pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
-    let each = |judge: &dyn Fn(&str) -> Finding| each(claim, points, judge);
+    let each = |judge: &dyn Fn(&str) -> Finding| series::each(claim, points, expand, judge);
     let pairs = |judge: &dyn Fn([&str; 2]) -> Vec<Finding>| pairs(claim, points, judge);
     match &claim.rule {
         Rule::Background {} => Vec::new(),
         Rule::Differs { why } => vec![Finding::judged(false, why.clone())],
         Rule::Saturates { at_least } => each(&|series| saturates(points, series, *at_least)),
-        Rule::Fills { at_least, payload_bytes, posting } => each_of(claim, points, named, &|series| {
+        Rule::Fills { at_least, payload_bytes, posting } => series::each(claim, points, named, &|series| {
             fills(points, series, *at_least, *payload_bytes, *posting)
         }),
         Rule::Linear { r_squared, below } => each(&|series| linear(points, series, *r_squared, *below)),
@@ -42,55 +41,49 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
         Rule::Grows { field, at_least } => each(&|series| grows(points, series, field, *at_least)),
         Rule::Bound { field, by, at_least, at_most, below, unless, resolved, parts } => each(&|series| {
             let by = by.as_ref().map(|by| divisor(claim, series, by));
+            let what = by.as_ref().map_or_else(|| series.to_owned(), |by| format!("{series} / {by}"));
+            let open = |evidence: String| Finding { holds: None, evidence, needs: Vec::new() };
             if let Some((name, why)) = unless {
                 // One repetition is enough: a quotient is taken of each.
-                let why_not = |series: &&str| {
+                let why_not = |series: &str| {
                     let own = own_values(points, series, name);
                     let is_set = own.values().any(|value| *value != 0.0);
-                    let lacks =
-                        own.is_empty().then(|| format!("{NOT_JUDGED}the run has no {name} ({series})"));
-                    lacks.or_else(|| is_set.then(|| format!("{NOT_JUDGED}{why} ({series})")))
+                    let lacks = own.is_empty().then(|| format!("the run has no {name} ({series})"));
+                    lacks.or_else(|| is_set.then(|| format!("{why} ({series})")))
                 };
-                if let Some(why_not) =
-                    by.iter().map(String::as_str).chain([series]).find_map(|at| why_not(&at))
-                {
-                    let by = by.as_ref().map_or_else(String::new, |by| format!(" / {by}"));
-                    let evidence = format!("{series}{by}{why_not}");
-                    return Finding { holds: None, evidence, needs: Vec::new() };
+                if let Some(why_not) = by.as_deref().into_iter().chain([series]).find_map(why_not) {
+                    return open(format!("{what}{NOT_JUDGED}{why_not}"));
                 }
             }
             let found: Vec<f64> = match &by {
                 None => own_values(points, series, field).into_values().collect(),
                 Some(by) => quotients(points, series, by, field),
             };
-            let Some(value) = median(&found) else { return Finding::missing(series, Vec::new()) };
+            let Some([value, least, most]) = spread(&found) else {
+                return Finding::missing(series, Vec::new());
+            };
             let keeps = |value: f64| {
                 let is_small = at_most.is_none_or(|aim| value <= aim) && below.is_none_or(|aim| value < aim);
                 [at_least.is_none_or(|aim| value >= aim), is_small]
             };
             let made = by.as_ref().and_then(|by| difference(points, series, by, parts)).unwrap_or_default();
-            let by = by.map_or_else(String::new, |by| format!(" / {by}"));
-            let [least, most] = [f64::min, f64::max].map(|of| found.iter().copied().reduce(of));
             let is_kept = points.iter().any(|point| point.series == *series && point.is_kept);
-            if *resolved && (is_kept || found.len() < 2 || least.map(keeps) != most.map(keeps)) {
-                let [least, most] = [least, most].map(number);
+            if *resolved && (is_kept || found.len() < 2 || keeps(least) != keeps(most)) {
+                let [least, most] = [least, most].map(|value| number(Some(value)));
                 let why = match found.len() {
                     _ if is_kept => "the recorded run keeps no quotient of each repetition".to_owned(),
                     1 => format!("not resolved: one repetition alone, {least}"),
                     count => format!("not resolved: {count} repetitions scatter from {least} to {most}"),
                 };
-                let evidence = format!("{series}{by}{NOT_JUDGED}{why}");
-                return Finding { holds: None, evidence, needs: Vec::new() };
+                return open(format!("{what}{NOT_JUDGED}{why}"));
             }
             let holds = (!asks_nothing(&claim.rule)).then(|| keeps(value) == [true; 2]);
-            let evidence = format!("{series}{by}: {}{made}", number(Some(value)));
-            Finding { holds, evidence, needs: Vec::new() }
+            Finding { holds, ..open(format!("{what}: {}{made}", number(Some(value)))) }
         }),
         Rule::Stated { field } => {
-            let bound = |point: &Point, name: &str| point.values.get(name).copied();
             let bounds = |series: &str| {
                 let own = points.iter().find(|point| point.series == series);
-                own.map_or([None; 2], |point| [bound(point, "at_least"), bound(point, "at_most")])
+                ["at_least", "at_most"].map(|name| own?.values.get(name).copied())
             };
             let judged = |series: &str| {
                 let found: Vec<f64> = own_values(points, series, field).into_values().collect();
@@ -100,15 +93,13 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
                 let holds = least.is_none_or(|least| value >= least) && most.is_none_or(|most| value <= most);
                 let words = [("at least", least), ("at most", most)];
                 let words = words.iter().filter_map(|(word, bound)| Some(format!(", {word} {}", (*bound)?)));
-                Finding::judged(
-                    holds,
-                    format!("{series}: {}{}", number(Some(value)), words.collect::<String>()),
-                )
+                let words: String = words.collect();
+                Finding::judged(holds, format!("{series}: {}{words}", number(Some(value))))
             };
             let mut own = claim.clone();
             own.series = claim.series.iter().flat_map(|pattern| named(pattern, points)).collect();
             own.series.retain(|series| bounds(series) != [None; 2]);
-            series::each(&own, points, &judged)
+            series::each(&own, points, expand, &judged)
         }
         Rule::Ratio { field, within } => pairs(&|[one, other]| ratio(points, one, other, field, *within)),
         Rule::Order { field, below } => pairs(&|[one, other]| order(points, one, other, field, *below)),
@@ -173,18 +164,13 @@ pub fn criterion(rule: &Rule) -> String {
 }
 
 fn saturates(points: &[Point], series: &str, at_least: f64) -> Finding {
-    let line_gbps = points
-        .iter()
-        .filter(|point| point.series == series)
-        .find_map(|point| point.values.get("link_gbps").copied());
+    let mut own = points.iter().filter(|point| point.series == series);
+    let line_gbps = own.find_map(|point| point.values.get("link_gbps").copied());
     let Some(line_gbps) = line_gbps else { return Finding::missing(series, vec![Part::Link.to_string()]) };
     let model = WireModel { line_gbps, ..WireModel::PAPER };
     let share = |(payload, gbps): (u64, f64)| (gbps / model.capacity_gbps(payload), payload);
-    let best = medians(points, series, "wire_gbps")
-        .into_iter()
-        .map(share)
-        .max_by(|one, other| one.0.total_cmp(&other.0));
-    let (share, payload) = best.unwrap_or((0.0, 0));
+    let shares = medians(points, series, "wire_gbps").into_iter().map(share);
+    let (share, payload) = shares.max_by(|one, other| one.0.total_cmp(&other.0)).unwrap_or_default();
     let evidence =
         format!("{series}: {:.1} % of what {line_gbps} Gbit/s carry, at {payload} B", share * 100.0);
     Finding::judged(share >= at_least, evidence)
@@ -220,15 +206,11 @@ fn fills(points: &[Point], series: &str, at_least: f64, [first, last]: [u64; 2],
         |size: u64| post_ns.get(&size).map_or(f64::INFINITY, |ns| model.posting_gbps(size, *ns));
     let (judged, bound): (Vec<_>, Vec<_>) =
         sizes.into_iter().partition(|(size, _)| posts_allow(*size) >= posting * model.capacity_gbps(*size));
-    let bound: Vec<String> = bound
-        .iter()
-        .map(|(size, gbps)| {
-            let allowed = posts_allow(*size);
-            let ns = post_ns.get(size).copied().unwrap_or_default();
-            format!("{size} B ({gbps:.1} Gbit/s; posts of {ns:.0} ns alone allow {allowed:.1})")
-        })
-        .collect();
-    let bound = bound.join(", ");
+    let said = |(size, gbps): &(u64, f64)| {
+        let (allowed, ns) = (posts_allow(*size), post_ns.get(size).copied().unwrap_or_default());
+        format!("{size} B ({gbps:.1} Gbit/s; posts of {ns:.0} ns alone allow {allowed:.1})")
+    };
+    let bound = bound.iter().map(said).collect::<Vec<String>>().join(", ");
     let count = judged.len();
     let shares = judged.into_iter().map(|(size, gbps)| (gbps / model.capacity_gbps(size), size));
     let Some((share, size)) = shares.min_by(|one, other| one.0.total_cmp(&other.0)) else {
@@ -299,11 +281,8 @@ fn linear(points: &[Point], series: &str, r_squared: f64, below: f64) -> Finding
 }
 
 fn equals(points: &[Point], series: &str, field: &str, value: f64) -> Finding {
-    let own: Vec<Option<f64>> = points
-        .iter()
-        .filter(|point| point.series == series)
-        .map(|point| point.values.get(field).copied())
-        .collect();
+    let own = points.iter().filter(|point| point.series == series);
+    let own: Vec<Option<f64>> = own.map(|point| point.values.get(field).copied()).collect();
     let known = own.iter().flatten().count();
     match own.iter().flatten().find(|found| **found != value) {
         Some(other) => Finding::judged(false, format!("{series}: {field} {other}")),
@@ -317,17 +296,13 @@ fn equals(points: &[Point], series: &str, field: &str, value: f64) -> Finding {
 }
 
 fn flat(points: &[Point], series: &str, field: &str, at_most: f64) -> Finding {
-    let medians = medians(points, series, field);
-    if medians.len() < 2 {
+    let medians: Vec<f64> = medians(points, series, field).into_values().collect();
+    let Some([_, least, most]) = spread(&medians).filter(|_| medians.len() > 1) else {
         return Finding::missing(&format!("{series}: {field} at two payload sizes"), Vec::new());
-    }
-    let least = medians.values().copied().fold(f64::INFINITY, f64::min);
-    let most = medians.values().copied().fold(0.0, f64::max);
+    };
     let quotient = most / least;
-    Finding::judged(
-        quotient <= at_most,
-        format!("{series}: {field} from {least:.1} to {most:.1}, quotient {quotient:.3}"),
-    )
+    let evidence = format!("{series}: {field} from {least:.1} to {most:.1}, quotient {quotient:.3}");
+    Finding::judged(quotient <= at_most, evidence)
 }
 
 fn falls(points: &[Point], series: &str, field: &str, at_least: f64) -> Finding {
@@ -389,11 +364,9 @@ fn order(points: &[Point], one: &str, other: &str, field: &str, below: f64) -> V
     }
     let common: Vec<f64> =
         of_medians(points, one, other, field).into_iter().map(|(_, ratio)| ratio).collect();
-    let least = common.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = common.iter().copied().fold(0.0, f64::max);
-    if common.is_empty() {
+    let Some([_, least, most]) = spread(&common) else {
         return vec![Finding::missing(&format!("{one} / {other}: {field} at one payload size"), Vec::new())];
-    }
+    };
     let evidence =
         format!("{one} / {other}: {field} {least:.2} to {most:.2} times, at {} payload sizes", common.len());
     vec![Finding::judged(least > 1.0, evidence)]

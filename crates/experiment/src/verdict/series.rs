@@ -1,5 +1,7 @@
 //! Which series of a run a claim is about, and what they lack to be judged.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, ensure};
 use measure::Label;
 use measure::label::Part;
@@ -23,10 +25,8 @@ pub fn expand(pattern: &str, points: &[Point]) -> Vec<String> {
 /// Like [`expand`], but lists count too: for numbers that a poster's lists do not change.
 pub fn named(pattern: &str, points: &[Point]) -> Vec<String> {
     let found = points.iter().filter(|point| matches(pattern, &point.series));
-    let mut found: Vec<String> = found.map(|point| point.series.clone()).collect();
-    found.sort_unstable();
-    found.dedup();
-    if found.is_empty() { vec![pattern.to_owned()] } else { found }
+    let found: BTreeSet<String> = found.map(|point| point.series.clone()).collect();
+    if found.is_empty() { vec![pattern.to_owned()] } else { found.into_iter().collect() }
 }
 
 /// The series that one is divided by: a star stands for what that of the claim's own pattern does.
@@ -92,13 +92,8 @@ pub fn lacks(claim: &Claim, points: &[Point], series: &str) -> Option<Vec<String
     (own.is_empty() || !lacking.is_empty()).then_some(lacking)
 }
 
-/// One finding for each series of the claim.
-pub fn each(claim: &Claim, points: &[Point], judge: &dyn Fn(&str) -> Finding) -> Vec<Finding> {
-    each_of(claim, points, expand, judge)
-}
-
-/// The same for the series that `of` finds behind a pattern.
-pub fn each_of(
+/// One finding for each series that `of` finds behind a pattern of the claim.
+pub fn each(
     claim: &Claim,
     points: &[Point],
     of: fn(&str, &[Point]) -> Vec<String>,
@@ -118,14 +113,12 @@ pub fn pairs(claim: &Claim, points: &[Point], judge: &dyn Fn([&str; 2]) -> Vec<F
     for neighbours in claim.series.windows(2) {
         for one in expand(&neighbours[0], points) {
             for other in expand(&neighbours[1], points) {
-                let lacking: Vec<Option<Vec<String>>> =
-                    [&one, &other].iter().map(|series| lacks(claim, points, series)).collect();
-                if lacking.iter().all(Option::is_none) {
+                let lacking = [&one, &other].map(|series| lacks(claim, points, series));
+                if lacking == [None, None] {
                     findings.extend(judge([&one, &other]));
                 } else {
-                    let mut needs: Vec<String> = lacking.into_iter().flatten().flatten().collect();
-                    needs.sort_unstable();
-                    needs.dedup();
+                    let needs: BTreeSet<String> = lacking.into_iter().flatten().flatten().collect();
+                    let needs = needs.into_iter().collect();
                     findings.push(Finding::missing(&format!("{one} against {other}"), needs));
                 }
             }

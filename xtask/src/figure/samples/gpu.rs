@@ -13,8 +13,9 @@ use experiment::Samples;
 use measure::background_load::seconds_of;
 use serde_json::json;
 
+use crate::figure::reader::Reader;
 use crate::gpu_machine::{self, GpuMachine};
-use crate::process::{ChildGuard, JsonProgram, WAIT};
+use crate::process::{ChildGuard, JsonProgram};
 use crate::testbed;
 use crate::testbed::hosts::{self, Host};
 
@@ -47,8 +48,7 @@ pub struct Readers {
     lines: Lines,
     /// The last line that is no reading.
     words: Arc<Mutex<Option<String>>>,
-    /// Error: why there is none, from the first failure on: a late answer would pass for the next one.
-    energy: Mutex<Result<JsonProgram, String>>,
+    energy: Reader,
 }
 
 /// When a point began, and by then the CPU time in seconds that `nvidia-smi` had used, and the GPU's energy.
@@ -107,16 +107,13 @@ impl Gpu {
             });
         }
         let energy = JsonProgram::start(probe.args(["--energy", bus]), Path::new("/dev/null"));
-        let energy = Mutex::new(energy.map_err(|error| format!("{error:#}")));
-        Gpu::Read(Arc::new(Readers { smi, lines, words, energy }))
+        Gpu::Read(Arc::new(Readers { smi, lines, words, energy: Reader::of("gpu-probe --energy", energy) }))
     }
 
     /// Their processes, whose time is not that of programs of the run: `nvidia-smi` first.
     pub fn processes(&self) -> Vec<u32> {
         let Gpu::Read(readers) = self else { return Vec::new() };
-        let energy = locked(&readers.energy);
-        let energy = energy.as_ref().ok().map(|program| program.child.0.id());
-        [Some(readers.smi.0.id()), energy].into_iter().flatten().collect()
+        [Some(readers.smi.0.id()), readers.energy.process()].into_iter().flatten().collect()
     }
 
     fn smi_s(&self) -> Option<f64> {
@@ -179,16 +176,7 @@ fn grown(before: u64, after: u64) -> Result<u64, String> {
 impl Readers {
     /// Energy since the driver was loaded, or why it is not known.
     fn energy_mj(&self) -> Result<u64, String> {
-        let mut energy = locked(&self.energy);
-        let program = energy.as_mut().map_err(|why| why.clone())?;
-        let said = match program.ask(&json!({}), WAIT) {
-            Ok(said) => said,
-            Err(error) => {
-                let why = format!("gpu-probe --energy: {error:#}");
-                *energy = Err(why.clone());
-                return Err(why);
-            }
-        };
+        let said = self.energy.ask(&json!({}), Ok)?;
         let why = || said["why"].as_str().unwrap_or("gpu-probe does not say the energy").to_owned();
         said["energy_mj"].as_u64().ok_or_else(why)
     }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use measure::background_load;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
-use crate::process::{JsonProgram, WAIT};
+use crate::figure::reader::{self, Reader};
 use crate::testbed::hosts::Host;
 
 /// Time between two readings.
@@ -50,40 +50,24 @@ done"#;
 pub enum Machine {
     /// This one: `/`, or a folder in tests.
     Here(PathBuf),
-    /// A host, by a shell there. Error: why it is not read any more.
-    There(Arc<Mutex<Result<JsonProgram, String>>>),
+    /// A host, by a shell there.
+    There(Arc<Reader>),
 }
 
 impl Machine {
     /// Starts the shell on a host.
     pub fn on(host: &Host, log: &Path) -> Machine {
-        let start = || -> Result<JsonProgram> {
-            let mut shell = host.command(&["sh", "-c", READER, "sh", &host.sys])?;
-            let mut reader = JsonProgram::start(&mut shell, log)?;
-            reader.json("ready", WAIT)?;
-            Ok(reader)
-        };
-        let reader = start().map_err(|error| format!("{}: {error:#}", host.name));
-        Machine::There(Arc::new(Mutex::new(reader)))
+        let shell = host.command(&["sh", "-c", READER, "sh", &host.sys]);
+        let shell = shell.and_then(|mut shell| reader::ready(&mut shell, log));
+        Machine::There(Arc::new(Reader::of(&host.name, shell)))
     }
 
     /// Error: why the machine is not read any more.
     fn read(&self) -> Result<Reading, String> {
         match self {
             Machine::Here(root) => Ok(Reading::of(&texts(root))),
-            Machine::There(reader) => {
-                let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
-                let said = match &mut *reader {
-                    Ok(program) => program.ask(&json!({}), WAIT).map_err(|error| format!("{error:#}")),
-                    Err(why) => Err(why.clone()),
-                };
-                // A late answer would pass for the next one.
-                let said = said.inspect_err(|why| *reader = Err(why.clone()));
-                let texts = said.and_then(|mut said| {
-                    serde_json::from_value(said["said"].take()).map_err(|error| error.to_string())
-                });
-                texts.map(|texts| Reading::of(&texts))
-            }
+            Machine::There(reader) => reader
+                .ask(&json!({}), |mut said| Ok(Reading::of(&serde_json::from_value(said["said"].take())?))),
         }
     }
 }
@@ -127,9 +111,8 @@ struct Reading {
 impl Reading {
     fn of(texts: &Texts) -> Reading {
         let number = |name: &str| texts.get(name)?.trim().parse::<f64>().ok();
-        let khz: Vec<f64> = numbered(texts, "devices/system/cpu/cpu", "/cpufreq/scaling_cur_freq")
-            .filter_map(number)
-            .collect();
+        let files = numbered(texts, "devices/system/cpu/cpu", "/cpufreq/scaling_cur_freq");
+        let khz: Vec<f64> = files.filter_map(number).collect();
         let zones = numbered(texts, "class/powercap/intel-rapl:", "/name");
         let energy = |name: &str| {
             let zone = name.trim_end_matches("/name");
@@ -147,14 +130,15 @@ impl Reading {
         // The energy of some of the processors would be taken for that of all.
         let energies: Result<Vec<_>, String> =
             zones.filter(|name| texts[*name].starts_with("package")).map(energy).collect();
-        let is_any = |all: &Vec<_>| !all.is_empty();
+        let energies = match energies {
+            Ok(none) if none.is_empty() => Err("no /sys/class/powercap/intel-rapl:0".to_owned()),
+            energies => energies,
+        };
         Reading {
             at: Instant::now(),
             busy_s: texts.get("stat").and_then(|stat| background_load::busy(stat)),
             mhz: (!khz.is_empty()).then(|| khz.iter().sum::<f64>() / khz.len() as f64 / 1e3),
-            energies: energies.and_then(|all| {
-                Some(all).filter(is_any).ok_or_else(|| "no /sys/class/powercap/intel-rapl:0".to_owned())
-            }),
+            energies,
         }
     }
 
@@ -271,26 +255,19 @@ impl State<'_> {
         }
         let is_short = self.readings.cores.is_empty() && self.readings.watts.is_empty();
         let joules = now.joules_since(&self.last);
-        if seconds < LEAST && !(is_over && is_short) {
-            // Its energy counts, though not as a rate.
-            if is_over {
-                self.add(joules);
-            }
-            return Ok(());
-        }
-        let seconds = seconds.as_secs_f64().max(1e-3);
-        let cores = now.busy_s.zip(self.last.busy_s).map(|(now, before)| ((now - before) / seconds).max(0.0));
-        self.readings.cores.extend(cores);
-        self.readings.watts.extend(joules.map(|joules| joules / seconds));
-        self.add(joules);
-        self.last = now;
-        Ok(())
-    }
-
-    fn add(&mut self, joules: Option<f64>) {
-        if let Some(joules) = joules {
+        let is_rate = seconds >= LEAST || is_over && is_short;
+        // At the end energy counts, though not as a rate.
+        if let (Some(joules), true) = (joules, is_rate || is_over) {
             *self.readings.joules.get_or_insert(0.0) += joules;
         }
+        if is_rate {
+            let seconds = seconds.as_secs_f64().max(1e-3);
+            let busy = now.busy_s.zip(self.last.busy_s);
+            self.readings.cores.extend(busy.map(|(now, before)| ((now - before) / seconds).max(0.0)));
+            self.readings.watts.extend(joules.map(|joules| joules / seconds));
+            self.last = now;
+        }
+        Ok(())
     }
 }
 
@@ -303,6 +280,7 @@ fn own_ms() -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::{JsonProgram, WAIT};
 
     /// A machine of two cores with two processors, below a folder of its own.
     fn fake(name: &str) -> PathBuf {
@@ -376,7 +354,7 @@ mod tests {
         shell.args(["-c", READER, "sh"]).arg(root.join("sys"));
         let mut reader = JsonProgram::start(&mut shell, &root.join("log")).unwrap();
         reader.json("ready", WAIT).unwrap();
-        let there = Machine::There(Arc::new(Mutex::new(Ok(reader))));
+        let there = Machine::There(Arc::new(Reader::of("far", Ok(reader))));
         let here = Machine::Here(root.clone());
         let read = || [&here, &there].map(|machine| machine.read().unwrap());
         let [of_here, of_there] = read();
@@ -400,7 +378,7 @@ mod tests {
         let shell = r#"busy=0; while read -r asked; do sleep 0.2; busy=$((busy+20))
             echo "{\"kind\":\"answer\",\"said\":{\"stat\":\"cpu  $busy 0 0 0 0 0 0 0 0 0\"}}"; done"#;
         let reader = JsonProgram::start(std::process::Command::new("sh").args(["-c", shell]), &log).unwrap();
-        let far = Machine::There(Arc::new(Mutex::new(Ok(reader))));
+        let far = Machine::There(Arc::new(Reader::of("far", Ok(reader))));
         let mut state = State::new(&far).unwrap();
         state.read(true).unwrap();
         let cores = state.readings.cores[0];

@@ -8,25 +8,21 @@ use std::fs;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use experiment::Samples;
 use serde::Deserialize;
+use serde_json::json;
 
-use crate::process::output;
-use crate::workspace::names_in;
-
-/// Longest run of `ethtool`.
-const LIMIT: Duration = Duration::from_secs(5);
+use crate::figure::reader::{self, Reader};
 
 /// Where a run's NIC counts.
 #[derive(Debug)]
 pub enum Counters {
     /// Lines that processes append as they end.
     Software(PathBuf),
-    /// A folder of `/sys/class/infiniband`, and the names of its interfaces.
-    Card { device: PathBuf, interfaces: Vec<String> },
+    /// Of a device below this sysfs.
+    Card { sys: PathBuf, device: String },
     /// The bench reads them itself, on other hosts.
     OfBench,
     /// Why there are none.
@@ -38,11 +34,35 @@ pub enum Counters {
 pub enum CountersBefore {
     /// Bytes of the file.
     Bytes(u64),
-    Counts(BTreeMap<String, f64>),
+    Card(Result<Line, String>),
 }
 
-/// A line of `softnic run --stats`, of `softnic ctl counters --json`, or of a card on another host.
-#[derive(Deserialize)]
+/// Shell, here or on a host, that reads a card's counters from sysfs and `ethtool`. Arguments: the sysfs,
+/// the device.
+pub const CARD_READER: &str = r#"PATH=$PATH:/usr/sbin:/sbin
+device=$1/class/infiniband/$2
+echo '{"kind":"ready"}'
+while read -r request; do
+    absent=
+    test -d "$device/ports/1" || absent=",\"port\":\"no $device/ports/1 there\""
+    counters=$(
+        cd "$device/ports/1" && for file in counters/* hw_counters/*; do
+            read -r count < "$file" && echo "$file: $count" | sed 's/^counters.//; s/^hw_counters./hw./'
+        done
+    )
+    for interface in "$device"/device/net/*; do
+        test -e "$interface" || continue
+        name=${interface##*/}
+        said=$(ethtool -S "$name") || absent="$absent,\"ethtool.$name\":\"\`ethtool -S $name\` fails there\""
+        counters="$counters
+$(echo "$said" | sed "s/^ */ethtool.$name./")"
+    done
+    counters=$(echo "$counters" | sed -n 's/: */:/; s/ /_/g; s/^\([A-Za-z0-9_.-]*\):\([0-9][0-9]*\)$/"\1":\2/p' | paste -s -d , -)
+    printf '{"kind":"answer","nics":[{"counters":{%s},"absent":{%s}}]}\n' "$counters" "${absent#,}"
+done"#;
+
+/// A line of `softnic run --stats`, of `softnic ctl counters --json`, or of a card.
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct Line {
     pub counters: BTreeMap<String, f64>,
     /// Of a card: why some are not known.
@@ -53,12 +73,11 @@ pub struct Line {
 impl Counters {
     /// Those of a card; `root` is `/`, or a folder in tests.
     pub fn of_card(root: &Path, name: &str) -> Counters {
-        let device = root.join("sys/class/infiniband").join(name);
-        if !device.join("ports/1").is_dir() {
-            return Counters::Absent(format!("no /sys/class/infiniband/{name}/ports/1"));
+        let sys = root.join("sys");
+        match sys.join(format!("class/infiniband/{name}/ports/1")).is_dir() {
+            true => Counters::Card { sys, device: name.to_owned() },
+            false => Counters::Absent(format!("no /sys/class/infiniband/{name}/ports/1")),
         }
-        let interfaces = names_in(&device.join("device/net"));
-        Counters::Card { device, interfaces }
     }
 
     pub fn before(&self) -> CountersBefore {
@@ -66,8 +85,8 @@ impl Counters {
             Counters::Software(file) => {
                 CountersBefore::Bytes(fs::metadata(file).map_or(0, |file| file.len()))
             }
-            Counters::Card { device, interfaces } => CountersBefore::Counts(of_card(device, interfaces).0),
-            Counters::OfBench | Counters::Absent(_) => CountersBefore::Counts(BTreeMap::new()),
+            Counters::Card { sys, device } => CountersBefore::Card(of_card(sys, device)),
+            Counters::OfBench | Counters::Absent(_) => CountersBefore::Bytes(0),
         }
     }
 
@@ -81,16 +100,27 @@ impl Counters {
                 Ok(counts) => Samples { counts, ..Samples::default() },
                 Err(error) => Samples::without("nic", format!("{error:#}")),
             },
-            (Counters::Card { device, interfaces }, CountersBefore::Counts(before)) => {
-                let (after, why) = of_card(device, interfaces);
-                let mut samples = differences("nic", before, &after);
-                samples.absent.extend(why);
-                samples
+            (Counters::Card { sys, device }, CountersBefore::Card(before)) => {
+                grown(before, of_card(sys, device))
             }
             (Counters::OfBench, _) => Samples::default(),
             (Counters::Absent(why), _) => Samples::without("nic", why),
             _ => Samples::without("nic", "counters of another NIC"),
         }
+    }
+}
+
+/// By how much the counters of NICs grew. Error: why they are not known.
+pub fn grown(before: &Result<Line, String>, after: Result<Line, String>) -> Samples {
+    match (before, after) {
+        (Ok(before), Ok(after)) => {
+            let mut samples = differences("nic", &before.counters, &after.counters);
+            let absent = after.absent.into_iter().map(|(name, why)| (format!("nic.{name}"), why));
+            samples.absent.extend(absent);
+            samples
+        }
+        (Err(why), _) => Samples::without("nic", why),
+        (_, Err(why)) => Samples::without("nic", why),
     }
 }
 
@@ -139,40 +169,12 @@ fn of_software(file: &Path, from: u64) -> Result<BTreeMap<String, f64>> {
     Ok(sums)
 }
 
-/// Every counter of a card's first port and of its interfaces, and why some are not known.
-pub fn of_card(device: &Path, interfaces: &[String]) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
-    let (mut counts, mut absent) = (BTreeMap::new(), BTreeMap::new());
-    for (folder, prefix) in [("counters", ""), ("hw_counters", "hw.")] {
-        let folder = device.join("ports/1").join(folder);
-        for name in names_in(&folder) {
-            let count = fs::read_to_string(folder.join(&name)).ok().and_then(|text| count(&text));
-            counts.extend(count.map(|count| (format!("{prefix}{name}"), count)));
-        }
-    }
-    for interface in interfaces {
-        match output(Command::new("ethtool").args(["-S", interface]), LIMIT) {
-            Ok(said) => counts.extend(
-                of_ethtool(&said).map(|(name, count)| (format!("ethtool.{interface}.{name}"), count)),
-            ),
-            Err(error) => drop(absent.insert(format!("nic.ethtool.{interface}"), format!("{error:#}"))),
-        }
-    }
-    (counts, absent)
-}
-
-/// Lines `     rx_packets: 12` below a title.
-fn of_ethtool(said: &str) -> impl Iterator<Item = (String, f64)> {
-    said.lines().filter_map(|line| {
-        let (name, count) = line.trim().rsplit_once(':')?;
-        let name = name.trim().replace(' ', "_");
-        let is_plain = name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_.-".contains(letter));
-        is_plain.then_some((name, self::count(count)?))
-    })
-}
-
-/// A whole number.
-fn count(text: &str) -> Option<f64> {
-    text.trim().parse().ok().map(|count: u64| count as f64)
+/// Every counter of a card's first port and of its interfaces.
+pub fn of_card(sys: &Path, device: &str) -> Result<Line, String> {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", CARD_READER, "sh"]).arg(sys).arg(device);
+    let reader = Reader::of("nic", reader::ready(&mut shell, Path::new("/dev/null")));
+    reader.ask(&json!({}), |mut said| Ok(serde_json::from_value(said["nics"][0].take())?))
 }
 
 #[cfg(test)]
@@ -231,13 +233,6 @@ mod tests {
         let none = Counters::of_card(&root, "mlx5_0");
         assert_eq!(none.grown(&none.before()).absent["nic"], "no /sys/class/infiniband/mlx5_0/ports/1");
         fs::remove_dir_all(root).unwrap();
-    }
-
-    #[test]
-    fn ethtools_lines_are_names_and_counts() {
-        let said = "NIC statistics:\n     rx_packets: 12\n     rx prio 0: 3\n     state: up\n";
-        let found: Vec<_> = of_ethtool(said).collect();
-        assert_eq!(found, [("rx_packets".to_owned(), 12.0), ("rx_prio_0".to_owned(), 3.0)]);
     }
 
     #[test]

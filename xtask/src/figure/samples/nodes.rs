@@ -4,7 +4,7 @@
 //! a receiver serves every point, and `softnic ctl` asks it. A card's: see `nic.rs`, in the host's sysfs.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -15,10 +15,9 @@ use serde_json::json;
 
 use super::gpu::Gpu;
 use super::machine::{Machine, MachineSampler};
-use super::nic::{Line, differences};
+use super::nic::{CARD_READER, Line, grown};
 use crate::figure::nodes::Nodes;
-use crate::process::{JsonProgram, WAIT};
-use crate::testbed::hosts::Host;
+use crate::figure::reader::{self, Reader};
 
 /// Run by `sh` with a folder, `softnic` and its fabric: makes the folder, answers lines of stdin, removes it.
 const READER: &str = r#"mkdir -m 700 "$1" || exit
@@ -28,32 +27,6 @@ while read -r request; do
     nics=$({ "$2" ctl counters --all --fabric "$3" --json; cat "$1/ended" 2> /dev/null; } | paste -s -d , -)
     printf '{"kind":"answer","nics":[%s]}\n' "$nics"
 done"#;
-
-/// Shell that reads a card's counters from the host's sysfs and `ethtool`. Arguments: the sysfs, the device.
-const CARD_READER: &str = r#"PATH=$PATH:/usr/sbin:/sbin
-device=$1/class/infiniband/$2
-echo '{"kind":"ready"}'
-while read -r request; do
-    absent=
-    test -d "$device/ports/1" || absent=",\"port\":\"no $device/ports/1 there\""
-    counters=$(
-        cd "$device/ports/1" && for file in counters/* hw_counters/*; do
-            read -r count < "$file" && echo "$file: $count" | sed 's/^counters.//; s/^hw_counters./hw./'
-        done
-    )
-    for interface in "$device"/device/net/*; do
-        test -e "$interface" || continue
-        name=${interface##*/}
-        said=$(ethtool -S "$name") || absent="$absent,\"ethtool.$name\":\"\`ethtool -S $name\` fails there\""
-        counters="$counters
-$(echo "$said" | sed "s/^ */ethtool.$name./")"
-    done
-    counters=$(echo "$counters" | sed -n 's/: */:/; s/ /_/g; s/^\([A-Za-z0-9_.-]*\):\([0-9][0-9]*\)$/"\1":\2/p' | paste -s -d , -)
-    printf '{"kind":"answer","nics":[{"counters":{%s},"absent":{%s}}]}\n' "$counters" "${absent#,}"
-done"#;
-
-/// Counters by name, and why some are not known.
-type Read = (BTreeMap<String, f64>, BTreeMap<String, String>);
 
 /// A bench whose ends run on nodes, with samples that are read there.
 pub struct BetweenNodes<'a> {
@@ -67,22 +40,19 @@ pub struct BetweenNodes<'a> {
 }
 
 impl BetweenNodes<'_> {
-    /// Starts the readers. `stands`: the second end serves every point. Error: the counters have no reader.
+    /// Starts the readers. `stands`: the second end serves every point. `gpu`: that of the first host. Error:
+    /// the counters have no reader.
     pub fn start<'a>(
         bench: &'a mut dyn Bench,
         nodes: &'a Nodes,
         stands: bool,
+        gpu: Option<Gpu>,
         logs: &'a Path,
     ) -> Result<BetweenNodes<'a>> {
-        let hosts = nodes.hosts().iter().zip(nodes.ends()).filter(|_| !nodes.are_here());
+        let hosts = nodes.hosts.iter().zip(nodes.ends).filter(|_| !nodes.are_here());
         let of = |(host, end)| (end, Machine::on(host, &logs.join(format!("machine-{end}.log"))));
         let machines = hosts.map(of).collect();
-        Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, machines, gpu: None, logs })
-    }
-
-    /// With readings of the first host's GPU.
-    pub fn with_gpu(self, gpu: Option<Gpu>) -> Self {
-        BetweenNodes { gpu, ..self }
+        Ok(BetweenNodes { bench, on_nodes: OnNodes::start(nodes, stands, logs)?, machines, gpu, logs })
     }
 }
 
@@ -108,7 +78,7 @@ impl Bench for BetweenNodes<'_> {
             gpu.end(begin, &mut own);
             // That of a login.
             own.counts.remove("nvidia_smi_cpu_ms");
-            samples.extend(own.of(nodes.ends()[0]));
+            samples.extend(own.of(nodes.ends[0]));
         }
         for (end, sampler) in samplers {
             let mut own = Samples::default();
@@ -131,118 +101,91 @@ struct OnNodes<'a> {
     nodes: &'a Nodes,
     /// NICs of each host that have to be there before a point.
     least: [usize; 2],
-    /// Name of the host, and the shell there. Error: why nothing is read, from the first failure on: a late
-    /// answer would pass for the next one.
-    readers: Result<[(String, JsonProgram); 2], String>,
+    /// The shell on each host, and its log.
+    readers: [(Reader, PathBuf); 2],
 }
 
 /// What was read before a point. Counters: sums of both hosts' software NICs, or each card's; or why none.
 struct PointStart {
     at: Instant,
     used_s: Option<f64>,
-    counters: Result<Read, String>,
+    counters: Result<Line, String>,
 }
 
 impl OnNodes<'_> {
     fn start<'a>(nodes: &'a Nodes, stands: bool, logs: &Path) -> Result<OnNodes<'a>> {
         let start = |end: usize| -> Result<_> {
-            let host = &nodes.hosts()[end];
-            let log = logs.join(format!("counters-{}.log", nodes.ends()[end]));
-            let reader = reader(host, &nodes.counters(end), &log);
-            Ok((host.name.clone(), reader.with_context(|| format!("reading counters on {}", host.name))?))
+            let host = &nodes.hosts[end];
+            let log = logs.join(format!("counters-{}.log", nodes.ends[end]));
+            let (softnic, folder) = (host.file("bin/softnic"), nodes.counters(end));
+            let words = match &*host.device {
+                "" => vec!["sh", "-c", READER, "sh", &folder, &softnic, Nodes::FABRIC],
+                device => vec!["sh", "-c", CARD_READER, "sh", &host.sys, device],
+            };
+            let shell = host.command(&words).and_then(|mut shell| reader::ready(&mut shell, &log));
+            let shell = shell.with_context(|| format!("reading counters on {}", host.name))?;
+            Ok((Reader::of(&host.name, Ok(shell)), log))
         };
-        Ok(OnNodes { nodes, least: [0, usize::from(stands)], readers: Ok([start(0)?, start(1)?]) })
+        Ok(OnNodes { nodes, least: [0, usize::from(stands)], readers: [start(0)?, start(1)?] })
     }
 
     /// A point begins now.
-    fn begin(&mut self) -> PointStart {
+    fn begin(&self) -> PointStart {
         let counters = self.counters(self.least);
         PointStart { at: Instant::now(), used_s: self.nodes.seconds(), counters }
     }
 
     /// The samples since then.
-    fn end(&mut self, begin: &PointStart) -> Samples {
+    fn end(&self, begin: &PointStart) -> Samples {
         let mut samples = Samples::default();
         if let Some((before, after)) = begin.used_s.zip(self.nodes.seconds()) {
             samples.gauge("programs_cores", &[(after - before) / begin.at.elapsed().as_secs_f64().max(1e-3)]);
         }
-        match (&begin.counters, self.counters([1; 2])) {
-            (Ok((before, _)), Ok((after, absent))) => {
-                let mut before = before.clone();
-                if self.nodes.card().is_none() {
-                    // A software NIC begins with its process.
-                    let begin = |name: &String| (name.clone(), before.get(name).copied().unwrap_or_default());
-                    before = after.keys().map(begin).collect();
-                }
-                samples.extend(differences("nic", &before, &after));
-                samples.absent.extend(absent.into_iter().map(|(name, why)| (format!("nic.{name}"), why)));
-            }
-            (Err(why), _) => samples.extend(Samples::without("nic", why)),
-            (_, Err(why)) => samples.extend(Samples::without("nic", why)),
+        let (mut before, after) = (begin.counters.clone(), self.counters([1; 2]));
+        if let (Ok(before), Ok(after), None) = (&mut before, &after, self.nodes.card()) {
+            // A software NIC begins with its process.
+            let begin =
+                |name: &String| (name.clone(), before.counters.get(name).copied().unwrap_or_default());
+            before.counters = after.counters.keys().map(begin).collect();
         }
+        samples.extend(grown(&before, after));
         samples
     }
 
-    fn counters(&mut self, least: [usize; 2]) -> Result<Read, String> {
+    /// The counters of both hosts, those of the same name summed; a card's begin with its end. Error: which
+    /// host does not answer, or has had fewer NICs than `least`.
+    fn counters(&self, least: [usize; 2]) -> Result<Line, String> {
         let of_card = self.nodes.card().is_some();
-        let ends = self.nodes.ends().map(|end| if of_card { format!("{end}.") } else { String::new() });
-        let readers = self.readers.as_mut().map_err(|why| why.clone());
-        let read = readers.and_then(|readers| read(readers, &ends, least));
-        if let Err(why) = &read {
-            self.readers = Err(why.clone());
-        }
-        read
-    }
-}
-
-/// The counters of both hosts, those of the same name summed. `ends`: prefixes of each host's names. Error:
-/// which host does not answer, or has had fewer NICs than `least`.
-fn read(
-    readers: &mut [(String, JsonProgram); 2],
-    ends: &[String; 2],
-    least: [usize; 2],
-) -> Result<Read, String> {
-    let (mut counts, mut absent) = Read::default();
-    for (((name, reader), least), end) in readers.iter_mut().zip(least).zip(ends) {
-        let mut read = || -> Result<Vec<Line>> {
-            let nics = reader.ask(&json!({}), WAIT)?["nics"].take();
-            let nics: Vec<Line> = serde_json::from_value(nics).context("counters of its NICs")?;
-            ensure!(
-                nics.len() >= least,
-                "`softnic ctl` finds no NIC there, and none has ended (its words: {})",
-                reader.log.display()
-            );
-            Ok(nics)
-        };
-        let nics = read().map_err(|error| format!("{name}: {error:#}"))?;
-        for nic in nics {
-            absent.extend(nic.absent.into_iter().map(|(counter, why)| (format!("{end}{counter}"), why)));
-            for (counter, count) in nic.counters {
-                *counts.entry(format!("{end}{counter}")).or_default() += count;
+        let mut all = Line::default();
+        for (((reader, log), least), end) in self.readers.iter().zip(least).zip(self.nodes.ends) {
+            let nics = reader.ask(&json!({}), |mut said| {
+                let nics: Vec<Line> =
+                    serde_json::from_value(said["nics"].take()).context("counters of its NICs")?;
+                ensure!(
+                    nics.len() >= least,
+                    "`softnic ctl` finds no NIC there, and none has ended (its words: {})",
+                    log.display()
+                );
+                Ok(nics)
+            })?;
+            let named = |counter| if of_card { format!("{end}.{counter}") } else { counter };
+            for nic in nics {
+                all.absent.extend(nic.absent.into_iter().map(|(counter, why)| (named(counter), why)));
+                for (counter, count) in nic.counters {
+                    *all.counters.entry(named(counter)).or_default() += count;
+                }
             }
         }
+        Ok(all)
     }
-    Ok((counts, absent))
-}
-
-fn reader(host: &Host, folder: &str, log: &Path) -> Result<JsonProgram> {
-    let softnic = host.file("bin/softnic");
-    let words = match &*host.device {
-        "" => vec!["sh", "-c", READER, "sh", folder, &softnic, Nodes::FABRIC],
-        device => vec!["sh", "-c", CARD_READER, "sh", &host.sys, device],
-    };
-    let mut reader = JsonProgram::start(&mut host.command(&words)?, log)?;
-    reader.json("ready", WAIT)?;
-    Ok(reader)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::process::Command;
 
     use super::*;
-    use crate::figure::samples::nic::{Counters, of_card};
+    use crate::figure::samples::nic::of_card;
     use crate::process::{one_test, script};
     use crate::testbed::hosts::tests::line;
 
@@ -265,7 +208,7 @@ mod tests {
             serde_json::from_str(&line(&[of, own].concat())).unwrap()
         };
         let nodes = Nodes::new([host("a", ""), host("b", "")], ENDS, None);
-        let mut on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
+        let on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
         let counters =
             |sent: u32| format!("{{\"pid\":7,\"counters\":{{\"messages_sent\":{sent},\"cqes\":1}}}}\n");
         fs::write(&alive, counters(5)).unwrap();
@@ -283,7 +226,7 @@ mod tests {
         drop(on_nodes);
         fs::write(&alive, "").unwrap();
         let nodes = Nodes::new([host("a", ""), host("b", "")], ENDS, None);
-        let mut on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
+        let on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
         let begin = on_nodes.begin();
         assert!(on_nodes.end(&begin).absent["nic"].starts_with("b: `softnic ctl` finds no NIC there"));
         drop(on_nodes);
@@ -324,7 +267,7 @@ mod tests {
                 .unwrap()
         };
         let nodes = Nodes::new([host("a", "mlx5_0"), host("b", "mlx5_1")], ENDS, None);
-        let mut on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
+        let on_nodes = OnNodes::start(&nodes, true, &folder).unwrap();
         let begin = on_nodes.begin();
         write(&format!("{}/counters/port_xmit_data", port[0]), "18446744073709551615\n");
         write(&format!("{}/hw_counters/out_of_sequence", port[1]), "9\n");
@@ -351,19 +294,10 @@ mod tests {
     const STAGE: &str = "XTASK_TEST_CARD";
 
     #[test]
-    fn both_readers_of_a_card_find_the_same_counters() {
+    fn counters_of_a_card_are_whole_numbers_with_plain_names() {
         if let Some(folder) = std::env::var_os(STAGE).map(std::path::PathBuf::from) {
-            let Counters::Card { device, interfaces } = Counters::of_card(&folder, "mlx5_0") else {
-                panic!("no card")
-            };
-            let mut shell = Command::new("sh");
-            shell.args(["-c", CARD_READER, "sh"]).arg(folder.join("sys")).arg("mlx5_0");
-            let mut reader = JsonProgram::start(&mut shell, &folder.join("log")).unwrap();
-            reader.json("ready", WAIT).unwrap();
-            let nic = reader.ask(&json!({}), WAIT).unwrap()["nics"][0].take();
-            let there: Line = serde_json::from_value(nic).unwrap();
-            assert_eq!(there.counters, of_card(&device, &interfaces).0);
-            let names: Vec<&str> = there.counters.keys().map(String::as_str).collect();
+            let found = of_card(&folder.join("sys"), "mlx5_0").unwrap();
+            let names: Vec<&str> = found.counters.keys().map(String::as_str).collect();
             let known =
                 ["ethtool.eth0.rx-0.packets", "ethtool.eth0.rx_prio_0", "hw.lifespan", "port_xmit_data"];
             assert_eq!(names, known);
@@ -383,7 +317,7 @@ mod tests {
         let said = "NIC statistics:\n     rx-0.packets: 3\n     rx prio 0:   4\n     state: up\n     \"odd\": 1\n     a: b: 2\n     half: 1.5\n     all: inf\n";
         script(&folder.join("ethtool"), &format!("#!/bin/sh\ncat << 'END'\n{said}END\n"));
         let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-        let name = "figure::samples::nodes::tests::both_readers_of_a_card_find_the_same_counters";
+        let name = "figure::samples::nodes::tests::counters_of_a_card_are_whole_numbers_with_plain_names";
         let said = one_test(name).env(STAGE, &folder).env("PATH", path).output().unwrap();
         assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
         fs::remove_dir_all(folder).unwrap();

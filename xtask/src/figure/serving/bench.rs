@@ -41,20 +41,7 @@ pub const REFERENCE: Duration = Duration::from_secs(120);
 /// Largest error of an answer, as a share of the reference's root mean square: engines add in other orders.
 const TOLERANCE: &str = "1e-3";
 /// Packages of the programs, and of those that tell of the NIC and of the GPU.
-const PACKAGES: [&str; 12] = [
-    "-p",
-    "inference-server",
-    "-p",
-    "client",
-    "-p",
-    "softnic",
-    "-p",
-    "profiler",
-    "-p",
-    "generator",
-    "-p",
-    "gpu",
-];
+const PACKAGES: &str = "-p inference-server -p client -p softnic -p profiler -p generator -p gpu";
 /// What the ends are called, and which host is whose.
 const ENDS: [&str; 2] = ["server", "client"];
 const SERVER: usize = 0;
@@ -97,8 +84,8 @@ pub struct ServerFigure {
     /// This machine: what makes the references, and where it serves too, the server's.
     pub here: GpuMachine,
     pub programs: Programs,
-    options: Options,
-    _locked: Option<resume::Locked>,
+    pub(super) options: Options,
+    pub(super) _locked: Option<resume::Locked>,
 }
 
 /// What a dry run says of an experiment.
@@ -130,20 +117,10 @@ impl ServerFigure {
             has_gpu(&here, name, "here")?;
         }
         place.set_up(options.no_install)?;
-        workspace::build_programs("server, client and the software NIC", &PACKAGES)?;
+        let packages: Vec<&str> = PACKAGES.split(' ').collect();
+        workspace::build_programs("server, client and the software NIC", &packages)?;
         let programs = Programs::of(&workspace::programs());
         Ok(Some(ServerFigure { how, machine, here, programs, options: options.clone(), _locked }))
-    }
-
-    /// By the stand-ins in a folder.
-    #[cfg(test)]
-    pub fn of_tests(folder: &Path, how: resume::Options, machine: Machine) -> ServerFigure {
-        let here = match machine {
-            Machine::Gpu => crate::gpu_machine::example(),
-            Machine::Twin => GpuMachine::default(),
-        };
-        let (programs, options) = (Programs::of(folder), Options::default());
-        ServerFigure { how, machine, here, programs, options, _locked: None }
     }
 
     /// Readings of the server's GPU, where it is this machine's.
@@ -165,14 +142,10 @@ impl ServerFigure {
             references.push(file);
             made.push((format!("reference-{model}"), by));
         }
-        let data: Vec<PathBuf> = [zoo::manifests()]
-            .iter()
-            .chain(&references)
-            .map(std::path::absolute)
-            .collect::<Result<_, _>>()?;
-        let files = ["softnic", LIBRARY, "generator", "inference-server", "doorbell-client"];
-        let files: Vec<&str> =
-            files.into_iter().chain((self.machine == Machine::Gpu).then_some("gpu-probe")).collect();
+        let data = [zoo::manifests()].into_iter().chain(references).map(std::path::absolute);
+        let data = data.collect::<Result<Vec<PathBuf>, _>>()?;
+        let mut files = vec!["softnic", LIBRARY, "generator", "inference-server", "doorbell-client"];
+        files.extend((self.machine == Machine::Gpu).then_some("gpu-probe"));
         let variables = [json!({ "doorbell_files": files, "doorbell_data": data }).to_string()];
         let (out, tune) = (&self.how.out, self.options.tune);
         let setup = HostSetup { spec, out, ends: ENDS, variables: &variables, is_shaped: false, tune };
@@ -189,8 +162,8 @@ impl ServerFigure {
         let file = self.how.out.join(format!("reference-{model}.f32"));
         // One of an earlier run must not be taken for this one's.
         files::remove(&file)?;
-        std::fs::create_dir_all(self.how.out.join("logs"))
-            .with_context(|| format!("--out {}", self.how.out.display()))?;
+        let out = &self.how.out;
+        std::fs::create_dir_all(out.join("logs")).with_context(|| format!("--out {}", out.display()))?;
         let runtime = Search::here(None).find();
         let engine = match (&runtime, self.machine) {
             (Ok(_), _) => "cpu",
@@ -208,9 +181,8 @@ impl ServerFigure {
         ensure!(ended == Ended::Well && file.is_file(), "the profiler {ended}; see {}", log.display());
         let why = runtime.err().map_or_else(String::new, |why| format!(": no ONNX Runtime here: {why}"));
         say!("{model}: answers are compared with the profiler's, engine {engine}{why}");
-        let digest =
-            ::zoo::Digest::of(&std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?);
-        Ok((file, format!("engine {engine}, sha256 {digest}")))
+        let bytes = std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
+        Ok((file, format!("engine {engine}, sha256 {}", ::zoo::Digest::of(&bytes))))
     }
 
     /// This machine's CUDA toolkit, for its programs.
@@ -248,11 +220,11 @@ impl ServerBench<'_> {
         let (mut gpu, mut hosts, mut gpu_there) = (figure.here.clone(), None, None);
         if let Nic::Nodes(nodes) = &nic {
             let start = |end: usize| {
-                ReadHost::start(&nodes.hosts()[end], &figure.log(&format!("processes-{}", ENDS[end])))
+                ReadHost::start(&nodes.hosts[end], &figure.log(&format!("processes-{}", ENDS[end])))
             };
             hosts = Some([start(SERVER)?, start(CLIENT)?]);
             if figure.machine == Machine::Gpu {
-                let host = &nodes.hosts()[SERVER];
+                let host = &nodes.hosts[SERVER];
                 // Our end of ssh may be gone: it ends there by itself.
                 let probe = ["timeout", &WAIT.as_secs().to_string(), &host.file("bin/gpu-probe"), "--json"];
                 let said = output(&mut host.command(&probe)?, WAIT);
@@ -308,7 +280,7 @@ impl ServerBench<'_> {
         match &self.nic {
             Nic::Nodes(nodes) => {
                 let (logs, gpu) = (how.out.join("logs"), self.gpu_there.clone());
-                measure(&mut BetweenNodes::start(points, nodes, false, &logs)?.with_gpu(gpu))
+                measure(&mut BetweenNodes::start(points, nodes, false, gpu, &logs)?)
             }
             _ => measure(points),
         }
@@ -345,14 +317,14 @@ impl ServerBench<'_> {
     fn file(&self, option: &str, end: usize, here: &Path) -> [String; 2] {
         let Nic::Nodes(nodes) = &self.nic else { return [option.to_owned(), here.display().to_string()] };
         let name = here.file_name().unwrap_or_default().to_string_lossy();
-        [option.to_owned(), nodes.hosts()[end].file(&format!("{DATA}/{name}"))]
+        [option.to_owned(), nodes.hosts[end].file(&format!("{DATA}/{name}"))]
     }
 
     /// Starts a server of the zoo's models with these options.
     pub fn server(&self, options: &[String], log: &Path) -> Result<Started> {
         let address = match &self.nic {
             Nic::Nodes(nodes) => {
-                let host = &nodes.hosts()[SERVER];
+                let host = &nodes.hosts[SERVER];
                 format!("{}:{}", host.address, host.port)
             }
             _ => "127.0.0.1:0".to_owned(),
@@ -369,7 +341,7 @@ impl ServerBench<'_> {
     pub fn listening(&self, options: &[String], log: &Path) -> Result<(Started, String)> {
         let mut server = self.server(options, log)?;
         let address = server.program.address("the server", BEGIN).map_err(|error| match &self.nic {
-            Nic::Nodes(nodes) => nodes.hosts()[SERVER].with_remedy(error),
+            Nic::Nodes(nodes) => nodes.hosts[SERVER].with_remedy(error),
             _ => error,
         })?;
         Ok((server, address))
@@ -401,8 +373,7 @@ pub fn end(server: &mut Started) -> Result<()> {
 
 /// Takes series out of a grid, and says why: which.
 pub fn leave_out(grid: &mut Grid, is_left_out: &dyn Fn(&str) -> bool, why: &str) -> Vec<String> {
-    let (left_out, kept): (Vec<_>, Vec<_>) = grid.series.drain(..).partition(|series| is_left_out(series));
-    grid.series = kept;
+    let left_out: Vec<String> = grid.series.extract_if(.., |series| is_left_out(series)).collect();
     if !left_out.is_empty() {
         say!("left out: {} ({why})", left_out.join(", "));
     }
@@ -448,14 +419,10 @@ pub fn dry_run(
     (grid, left_out): (&Grid, &[String]),
     commands: &dyn Fn(&String) -> Result<Vec<String>>,
 ) -> Result<String> {
-    let (spec, machine) = (&experiment.spec, options.machine());
+    let (spec, machine, points) = (&experiment.spec, options.machine(), grid.keys().len());
     let mut lines = vec![
         format!("{}: {}", spec.name, spec.title),
-        format!(
-            "{} points{}; each point ends within nine minutes, --resume goes on",
-            grid.keys().len(),
-            said[0]
-        ),
+        format!("{points} points{}; each point ends within nine minutes, --resume goes on", said[0]),
         format!("nic: {}{}; machine: {}", options.nic_in_words(), said[1], machine.name()),
         format!("results: {}", options.how(experiment).out.display()),
     ];
@@ -471,9 +438,7 @@ pub fn dry_run(
     let drawn = plots.filter(|(_, _, series)| grid.series.iter().any(|one| series.contains(one)));
     lines.extend(drawn.map(|(name, title, _)| format!("draws: {name}: {title}")));
     lines.extend(judged(experiment, false));
-    if machine == Machine::Twin {
-        lines
-            .push("label: emulated (the host twin): no claim about a GPU or a server's CPU is judged".into());
-    }
+    let twin = "label: emulated (the host twin): no claim about a GPU or a server's CPU is judged";
+    lines.extend((machine == Machine::Twin).then(|| twin.to_owned()));
     Ok(lines.join("\n"))
 }

@@ -195,9 +195,8 @@ fn fill(point: &mut Point, clients: &[HeardClient], looks: &[(f64, ProcessSnapsh
     let window = ends[1] - ends[0];
     fill_use(point, clients, looks, ends);
     if window < seconds / 2.0 {
-        point
-            .missing
-            .get_or_insert(format!("all clients were served together for {window:.1} s, not {seconds}"));
+        let why = format!("all clients were served together for {window:.1} s, not {seconds}");
+        point.missing.get_or_insert(why);
     }
     let least = rates.iter().copied().fold(f64::INFINITY, f64::min);
     let most = rates.iter().copied().fold(0.0, f64::max);

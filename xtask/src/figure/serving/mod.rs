@@ -4,7 +4,6 @@
 //! own server, with the line as `--sleep`, and client. Phases: init, serving, end
 //! (`experiments/fig7/README.md`).
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -76,8 +75,7 @@ fn grid(spec: &Spec, extent: Extent, machine: Machine) -> (Grid, Vec<String>) {
         let has_model = extent != Extent::Quick || first.as_deref() == Some(line.model) && line.mode == GRAPH;
         has_model && (machine == Machine::Gpu || line.sleep == EVENT)
     };
-    let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
-    grid.series = kept;
+    let left_out = grid.series.extract_if(.., |series| !is_kept(series)).collect();
     (grid, left_out)
 }
 
@@ -103,11 +101,8 @@ fn client_options(spec: &Spec, line: &Line<'_>, seconds: f64) -> Result<Vec<Stri
 fn execute(experiment: &Experiment, figure: &ServerFigure, gpu: Gpu) -> Result<()> {
     let (spec, how) = (&experiment.spec, &figure.how);
     let (grid, left_out) = grid(spec, how.extent, figure.machine);
-    let mut models = BTreeSet::new();
-    for series in &grid.series {
-        let line = Line::of(series)?;
-        models.extend((line.sleep != STEALS).then_some(line.model));
-    }
+    let lines = grid.series.iter().map(|series| Line::of(series)).collect::<Result<Vec<_>>>()?;
+    let models = lines.iter().filter(|line| line.sleep != STEALS).map(|line| line.model).collect();
     figure.on_nic(spec, &models, &|bench| execute_on(bench, experiment, (&grid, &left_out), gpu.clone()))
 }
 
@@ -132,8 +127,8 @@ fn execute_on(
     let mut points = Served { bench, gpu: gpu.clone() };
     let earlier = bench.measure(experiment, &grid, gpu, &mut points)?;
     let timers = json!([{ "name": "serving", "start": "the client's first line, after a second", "stop": "its last line" }]);
-    let lines =
-        threads::table(&table::rows(&earlier.points)).iter().skip(1).map(|line| line.join("  ")).collect();
+    let threads = threads::table(&table::rows(&earlier.points));
+    let lines = threads[1..].iter().map(|line| line.join("  ")).collect();
     let extra = Extra { left_out, timers, lines, ..Extra::default() };
     run::report(experiment, &bench.figure.how, &earlier, &extra)
 }
@@ -255,15 +250,11 @@ impl Served<'_> {
             if said["kind"] == "run" {
                 break said;
             }
-            ensure!(
-                Instant::now() < limit,
-                "the client still runs after {seconds} s; see {}",
-                client.log.display()
-            );
+            let log = client.log.display();
+            ensure!(Instant::now() < limit, "the client still runs after {seconds} s; see {log}");
         };
-        let served = watch
-            .border()
-            .with_context(|| format!("the server is gone; see {}", server.program.log.display()))?;
+        let gone = || format!("the server is gone; see {}", server.program.log.display());
+        let served = watch.border().with_context(gone)?;
         let watts = self.gpu.watts_since(since);
         bench::ended(&mut client, &run, since)?;
         let by_ssh = self.bench.is_on_nodes();
@@ -323,9 +314,8 @@ fn dry_run(experiment: &Experiment, options: &Options) -> Result<String> {
     let commands = |series: &String| {
         let (line, s) = (Line::of(series)?, grid.seconds_of(series));
         if line.sleep == STEALS {
-            return Ok(vec![format!(
-                "{series}: profiler run, {s} s alone, {s} s beside an idle server, {s} s alone"
-            )]);
+            let times = format!("{s} s alone, {s} s beside an idle server, {s} s alone");
+            return Ok(vec![format!("{series}: profiler run, {times}")]);
         }
         let [server, client] = [server_options(spec, &line, machine)?, client_options(spec, &line, s)?]
             .map(|words| words.join(" "));

@@ -2,14 +2,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::figure::cpu::{Look, ProcessSnapshot, READER};
+use crate::figure::reader::Reader;
 use crate::process::{JsonProgram, WAIT, output};
 use crate::testbed::hosts::Host;
 
@@ -30,29 +31,24 @@ pub struct Process {
 /// A host, and a shell there that reads what processes use.
 pub struct ReadHost {
     host: Host,
-    /// Closed at the first failure: a late answer would be taken for the next one.
-    reader: Mutex<Result<JsonProgram, String>>,
+    reader: Reader,
 }
 
 impl ReadHost {
     /// Starts the shell.
     pub fn start(host: &Host, log: &Path) -> Result<Arc<ReadHost>> {
         let reader = JsonProgram::start(&mut host.command(&["sh", "-c", READER])?, log)?;
-        Ok(Arc::new(ReadHost { host: host.clone(), reader: Mutex::new(Ok(reader)) }))
+        Ok(Arc::new(ReadHost { host: host.clone(), reader: Reader::of(&host.name, Ok(reader)) }))
     }
 
     fn look(&self, process: u32) -> Result<ProcessSnapshot> {
-        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = match &mut *reader {
-            Ok(program) => program.ask(&process.into(), WAIT),
-            Err(why) => bail!("{}: nothing is read any more: {why}", self.host.name),
-        };
-        let said = said.inspect_err(|why| {
-            let why = format!("{why:#}");
-            tell!("{}: what processes use is not read any more: {why}", self.host.name);
-            *reader = Err(why);
-        });
-        let said = said.with_context(|| self.host.name.clone())?;
+        let was_read = self.reader.process().is_some();
+        let said = self.reader.ask(&process.into(), Ok).map_err(|why| {
+            if was_read {
+                tell!("what processes use is not read any more: {why}");
+            }
+            anyhow!(why)
+        })?;
         ProcessSnapshot::of_lines(process, said["said"].as_str().unwrap_or_default())
     }
 }

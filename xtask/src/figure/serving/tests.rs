@@ -11,6 +11,7 @@ use super::*;
 use crate::figure::nic::Nic;
 use crate::figure::nodes::Nodes;
 use crate::figure::place::Place;
+use crate::gpu_machine::GpuMachine;
 use crate::process::script;
 use crate::testbed::hosts;
 use crate::workspace::root;
@@ -75,6 +76,18 @@ fn fig7() -> Experiment {
 
 pub fn how(out: PathBuf, extent: Extent) -> resume::Options {
     resume::Options { extent, resume: true, record: false, out, again: "again".into() }
+}
+
+impl ServerFigure {
+    /// By the stand-ins in a folder.
+    pub fn of_tests(folder: &Path, how: resume::Options, machine: Machine) -> ServerFigure {
+        let here = match machine {
+            Machine::Gpu => crate::gpu_machine::example(),
+            Machine::Twin => GpuMachine::default(),
+        };
+        let (programs, options) = (Programs::of(folder), Options::default());
+        ServerFigure { how, machine, here, programs, options, _locked: None }
+    }
 }
 
 pub struct Stage(pub PathBuf);

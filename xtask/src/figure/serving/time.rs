@@ -135,8 +135,7 @@ fn grid(spec: &Spec, extent: Extent) -> (Grid, Vec<String>) {
     let is_plain = |series: &str| Line::of(series).is_ok_and(|line| line.variant.is_none() && !line.stays());
     let is_kept =
         |series: &String| extent != Extent::Quick || (Some(model(series)) == first && is_plain(series));
-    let (kept, left_out) = grid.series.iter().cloned().partition(is_kept);
-    grid.series = kept;
+    let left_out = grid.series.extract_if(.., |series| !is_kept(series)).collect();
     (grid, left_out)
 }
 
@@ -159,13 +158,11 @@ fn server_options(spec: &Spec, series: &str, machine: Machine, is_traced: bool) 
     let line = Line::of(series)?;
     let [slots, memory, warmup] = ["slots", "memory", "warmup"].map(|name| whole(spec, series, name));
     let (slots, memory, warmup) = (slots?, memory?, warmup?);
-    let place = match machine == Machine::Gpu && !line.is_baseline() {
-        true => {
-            let place = option(spec, series, "place")?.as_str().context("fig6: place is no word")?;
-            format!("--place {place}")
-        }
-        false => String::new(),
-    };
+    let mut place = String::new();
+    if machine == Machine::Gpu && !line.is_baseline() {
+        let word = option(spec, series, "place")?.as_str().context("fig6: place is no word")?;
+        place = format!("--place {word}");
+    }
     let trace = if is_traced { "--trace" } else { "" };
     let status = if line.is_baseline() { "" } else { "--status -" };
     Ok(shell::words(&format!(
@@ -299,10 +296,8 @@ fn known(all: &[String], points: &[Point], key: &Key) -> Result<f64> {
         let whole = points.iter().filter(is_of).find(|point| point.missing.is_none());
         let run_us = whole.and_then(|point| point.values.get("one_run_us").copied());
         let run_us = run_us.filter(|us| *us > 0.0).with_context(|| {
-            format!(
-                "{series}: no whole point of pass 0 in repetition {}, whose run time is needed",
-                key.repetition
-            )
+            let nth = key.repetition;
+            format!("{series}: no whole point of pass 0 in repetition {nth}, whose run time is needed")
         })?;
         most_us = most_us.max(run_us);
     }
@@ -358,12 +353,9 @@ fn said_use(series: &str, points: &[Point]) -> Option<String> {
 
 /// Puts the counts of what has the server's turns into its point; the twin has none.
 fn fill_graph(point: &mut Point, status: &Value) {
-    for (name, field) in
-        [("graph_nodes", "nodes"), ("host_nodes", "host_nodes"), ("host_copies", "host_copies")]
-    {
-        let count = status["models"][0]["graph"][field].as_f64();
-        point.values.extend(count.map(|count| (name.to_owned(), count)));
-    }
+    let fields = [("graph_nodes", "nodes"), ("host_nodes", "host_nodes"), ("host_copies", "host_copies")];
+    let count = |field: &str| status["models"][0]["graph"][field].as_f64();
+    point.values.extend(fields.iter().filter_map(|(name, field)| Some(((*name).to_owned(), count(field)?))));
 }
 
 /// Puts the numbers of a load into its point.
@@ -397,18 +389,15 @@ fn fill(point: &mut Point, load: Load, run: &Value, traced: &Value) -> Result<()
     let worst = point.values.entry("clock_error_us".into()).or_default();
     *worst = worst.max(error_us);
     let [lost, disordered, count] = [counted("lost")?, counted("disordered")?, counted("count")?];
-    let missing = missing(run)
-        .or_else(|| (lost > 0).then(|| format!("{lost} answers were not traced")))
-        .or_else(|| (count == 0).then(|| "no answer was traced".to_owned()))
-        .or_else(|| {
-            let is_bad = disordered * DISORDERED > count;
-            is_bad.then(|| {
-                format!("{disordered} of {count} receive completions are stamped later than they were found")
-            })
-        });
-    if point.missing.is_none() {
-        point.missing = missing.map(|missing| format!("{name}: {missing}"));
-    }
+    let missing = missing(run).or_else(|| match () {
+        () if lost > 0 => Some(format!("{lost} answers were not traced")),
+        () if count == 0 => Some("no answer was traced".to_owned()),
+        () if disordered * DISORDERED > count => Some(format!(
+            "{disordered} of {count} receive completions are stamped later than they were found"
+        )),
+        () => None,
+    });
+    point.missing = point.missing.take().or_else(|| Some(format!("{name}: {}", missing?)));
     if point.detail.is_null() {
         point.detail = json!({});
     }
