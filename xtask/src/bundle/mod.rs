@@ -113,7 +113,7 @@ fn clear(folder: &Path) -> Result<()> {
     if folder.join("Cargo.toml").exists() {
         return Err(refused(format!("{} is a source tree; give a folder of its own", folder.display())));
     }
-    if folder.is_file() {
+    if folder.exists() && !folder.is_dir() {
         let at = folder.display();
         return Err(refused(format!("{at} is a file; give a folder, new or of an earlier bundle")));
     }

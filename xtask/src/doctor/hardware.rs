@@ -4,7 +4,6 @@
 //! Why: `docs/store-order.md` («What hardware still has to confirm»), `docs/gpu.md`, `docs/gpu-memory.md`.
 //! `docs/hardware.md` has `xtask/hardware.toml` as printed without a card; it explains different lines.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -34,10 +33,15 @@ enum Part {
     Arm,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    check: Vec<Check>,
+}
+
 static CHECKS: LazyLock<Vec<Check>> = LazyLock::new(|| {
-    let list: BTreeMap<String, _> =
-        toml::from_str(include_str!("../../hardware.toml")).expect("tests read it");
-    list.into_values().next().expect("it has one list")
+    let list: List = toml::from_str(include_str!("../../hardware.toml")).expect("tests read it");
+    list.check
 });
 
 /// What this machine has of it.

@@ -13,12 +13,17 @@ const NOT_CODE: [&str; 5] = ["M3", "M8", "R4", "R5", "R6"];
 /// What a row says whose cover depends on a part that does not exist.
 const NOT_YET: &str = "not yet";
 
-/// A row of the note: its line, and its cells behind the number, of which the last one has what covers the
-/// defect.
-type Row<'a> = (usize, Vec<&'a str>);
+/// A row of the note: its line, and its cells behind the number.
+struct Row<'a> {
+    line: usize,
+    cells: Vec<&'a str>,
+}
 
-fn cover<'a>((_, cells): &Row<'a>) -> &'a str {
-    cells.last().copied().unwrap_or_default()
+impl Row<'_> {
+    /// What covers the defect.
+    fn cover(&self) -> &str {
+        self.cells.last().copied().unwrap_or_default()
+    }
 }
 
 /// Numbers that are missing, twice or unknown; named tests and files that do not exist; tests of a defect
@@ -28,7 +33,7 @@ pub fn check(tree: &Tree) -> Vec<String> {
     let mut violations = Vec::new();
     let mut found: BTreeMap<&str, Row<'_>> = BTreeMap::new();
     for (id, row) in rows(text) {
-        let line = row.0;
+        let line = row.line;
         if found.insert(id, row).is_some() {
             violations.push(format!("{NOTE}:{line}: {id} stands here twice"));
         }
@@ -37,24 +42,24 @@ pub fn check(tree: &Tree) -> Vec<String> {
         .iter()
         .flat_map(|(letter, count)| (1..=*count).map(move |number| format!("{letter}{number}")))
         .collect();
-    let missing = all.iter().filter(|id| !found.contains_key(id.as_str()));
-    violations.extend(missing.map(|id| format!("{NOTE}: {id} is missing")));
+    for id in all.iter().filter(|id| !found.contains_key(id.as_str())) {
+        violations.push(format!("{NOTE}: {id} is missing"));
+    }
     for (id, row) in &found {
-        let (line, cells) = row;
-        let say = |text: String| format!("{NOTE}:{line}: {id} {text}");
+        let say = |text: String| format!("{NOTE}:{}: {id} {text}", row.line);
         if !all.iter().any(|known| known == id) {
             violations.push(say("is no defect of the release".into()));
         }
-        if cells.len() != 3 || cells.iter().any(|cell| cell.is_empty()) {
+        if row.cells.len() != 3 || row.cells.iter().any(|cell| cell.is_empty()) {
             violations.push(say("has not three cells: the defect, what stands here, what covers it".into()));
         }
-        let cover = cover(row);
-        let mut named = markdown::code_spans(cover).filter_map(|(_, span)| defect(span.split_once("::")?.1));
-        if !NOT_CODE.contains(id) && !cover.contains(NOT_YET) && !named.any(|named| named == *id) {
+        let mut named =
+            markdown::code_spans(row.cover()).filter_map(|(_, span)| defect(span.split_once("::")?.1));
+        if !NOT_CODE.contains(id) && !row.cover().contains(NOT_YET) && !named.any(|named| named == *id) {
             let name = format!("release_{}_…", id.to_lowercase());
             violations.push(say(format!("is a defect of code, and its row names no test {name}")));
         }
-        violations.extend(gone(tree, id, cover).into_iter().map(say));
+        violations.extend(gone(tree, id, row.cover()).into_iter().map(say));
     }
     violations.extend(unnamed(tree, &found));
     violations
@@ -63,20 +68,29 @@ pub fn check(tree: &Tree) -> Vec<String> {
 /// The defects whose cover depends on a part that does not exist, with that part.
 pub fn not_yet(tree: &Tree) -> Vec<String> {
     let late = |(id, row): (&str, Row<'_>)| {
-        let cover = cover(&row);
-        Some(format!("{id} {}", &cover[cover.find(NOT_YET)?..]))
+        let at = row.cover().find(NOT_YET)?;
+        Some(format!("{id} {}", &row.cover()[at..]))
     };
     tree.get(NOTE).map(|text| rows(text).into_iter().filter_map(late).collect()).unwrap_or_default()
 }
 
 /// Lines of tables that begin with a number such as S1.
 fn rows(text: &str) -> Vec<(&str, Row<'_>)> {
-    let row = |(line, number)| {
-        let mut cells = str::strip_prefix(line, '|')?.trim_end().strip_suffix('|')?.split('|').map(str::trim);
-        let id = cells.next().filter(|id| is_number(id))?;
-        Some((id, (number, cells.collect())))
-    };
-    text.lines().zip(1..).filter_map(row).collect()
+    let mut rows = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let Some(inside) = line.strip_prefix('|').and_then(|rest| rest.trim_end().strip_suffix('|')) else {
+            continue;
+        };
+        let mut cells = inside.split('|').map(str::trim);
+        let id = cells.next().unwrap_or_default();
+        let is_number = id.len() >= 2
+            && id.starts_with(|c: char| c.is_ascii_uppercase())
+            && id[1..].chars().all(|c| c.is_ascii_digit());
+        if is_number {
+            rows.push((id, Row { line: index + 1, cells: cells.collect() }));
+        }
+    }
+    rows
 }
 
 /// What is wrong with the names of a cell that says what covers a defect.
@@ -110,7 +124,7 @@ fn unnamed(tree: &Tree, rows: &BTreeMap<&str, Row<'_>>) -> Vec<String> {
         for (test, line) in tests(text) {
             let Some(id) = defect(test) else { continue };
             let span = format!("`{path}::{test}`");
-            if !rows.get(id.as_str()).is_some_and(|row| cover(row).contains(&span)) {
+            if !rows.get(id.as_str()).is_some_and(|row| row.cover().contains(&span)) {
                 violations.push(format!(
                     "{path}:{line}: {test} is not in the row {id} of {NOTE}; name it there as {span}"
                 ));
@@ -123,13 +137,8 @@ fn unnamed(tree: &Tree, rows: &BTreeMap<&str, Row<'_>>) -> Vec<String> {
 /// The defect that a test is named after: S1 of `release_s1_…` and of `gpu_release_s1_…`.
 fn defect(test: &str) -> Option<String> {
     let id = test.strip_prefix("gpu_").unwrap_or(test).strip_prefix("release_")?.split('_').next()?;
-    Some(id.to_ascii_uppercase()).filter(|id| is_number(id))
-}
-
-/// Whether a word is a letter and a number, such as S1.
-fn is_number(word: &str) -> bool {
-    let number = word.strip_prefix(|c: char| c.is_ascii_uppercase());
-    number.is_some_and(|number| !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()))
+    let is_number = id.len() > 1 && id[1..].chars().all(|c| c.is_ascii_digit());
+    is_number.then(|| id.to_ascii_uppercase())
 }
 
 /// Functions with `#[test]` above them: name and line.

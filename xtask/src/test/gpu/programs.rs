@@ -58,15 +58,14 @@ pub fn said_by_cargo(said: &str, package_of: impl Fn(&Path) -> Option<String>) -
     for line in said.lines().filter(|line| line.starts_with('{')) {
         let message: Value = serde_json::from_str(line).context("reading what cargo says")?;
         let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
+        let Some(path) = message["executable"].as_str().filter(|_| is_test) else { continue };
         let (target, manifest) = (&message["target"], message["manifest_path"].as_str().unwrap_or_default());
-        if let (true, Some(path), Some(name)) =
-            (is_test, message["executable"].as_str(), target["name"].as_str())
-        {
-            let kind = target["kind"][0].as_str().unwrap_or("lib");
-            let package = package_of(Path::new(manifest));
-            let package = package.with_context(|| format!("{manifest}: no package of the workspace"))?;
-            programs.push(TestProgram { package, target: format!("{kind}-{name}"), path: path.into() });
-        }
+        let name = target["name"].as_str();
+        let name = name.with_context(|| format!("{manifest}: cargo names no target of {path}"))?;
+        let kind = target["kind"][0].as_str().unwrap_or("lib");
+        let package = package_of(Path::new(manifest));
+        let package = package.with_context(|| format!("{manifest}: no package of the workspace"))?;
+        programs.push(TestProgram { package, target: format!("{kind}-{name}"), path: path.into() });
     }
     Ok(programs)
 }
