@@ -133,16 +133,33 @@ fn of_range(rest: &str) -> Option<&'static Unit> {
     figure(|| 0, "", last)?.unit
 }
 
-/// Numbers as words, each with its digits. «One» and «a» are left out: they are seldom a figure.
-const WORDS: &str = "two 2, three 3, four 4, five 5, six 6, seven 7, eight 8, nine 9, ten 10, eleven 11, \
-    twelve 12, fifteen 15, twenty 20, thirty 30, forty 40, fifty 50, sixty 60, ninety 90";
+/// Numbers as words. «One» and «a» are left out: they are seldom a figure.
+const WORDS: [(&str, &str); 18] = [
+    ("two", "2"),
+    ("three", "3"),
+    ("four", "4"),
+    ("five", "5"),
+    ("six", "6"),
+    ("seven", "7"),
+    ("eight", "8"),
+    ("nine", "9"),
+    ("ten", "10"),
+    ("eleven", "11"),
+    ("twelve", "12"),
+    ("fifteen", "15"),
+    ("twenty", "20"),
+    ("thirty", "30"),
+    ("forty", "40"),
+    ("fifty", "50"),
+    ("sixty", "60"),
+    ("ninety", "90"),
+];
 
 /// «Nine minutes»: a time whose number and unit are words.
 fn in_words<'a>(line: impl Fn() -> usize, text: &'a str) -> Option<Figure<'a>> {
     let length = text.find(|c: char| !c.is_alphabetic())?;
     let (word, rest) = text.split_at(length);
-    let mut numbers = WORDS.split(", ").filter_map(|pair| pair.split_once(' '));
-    let (_, number) = numbers.find(|(name, _)| word.eq_ignore_ascii_case(name))?;
+    let (_, number) = WORDS.iter().find(|(name, _)| word.eq_ignore_ascii_case(name))?;
     let gap = rest.chars().next().filter(|c| " \u{a0}\n".contains(*c))?.len_utf8();
     let unit = Unit::leading(&rest[gap..]).filter(|unit| unit.kind == Kind::Time && unit.name.len() > 3)?;
     let said = &text[..length + gap + unit.name.len()];

@@ -1,7 +1,6 @@
 //! Quantities: a number with its kind, their arithmetic, and whether a sentence's figure is one rounded.
 
 use std::fmt;
-use std::sync::LazyLock;
 
 /// What a number is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,42 +31,79 @@ pub struct Unit {
     pub needs_source: bool,
 }
 
-/// Units by what they are of, each with one of it in the unit of its kind. `false`: sizes of formats, which
-/// the code's layouts and their golden bytes hold already, need no source.
-const UNITS: [(Kind, bool, &str); 11] = [
-    (
-        Kind::Time,
-        true,
-        "ns 1, µs 1e3, us 1e3, microseconds 1e3, ms 1e6, milliseconds 1e6, s 1e9, seconds 1e9",
-    ),
-    (Kind::Time, true, "min 60e9, minutes 60e9, h 3600e9, hours 3600e9"),
-    (Kind::Rate, true, "Mb/s 1e6, Mbit/s 1e6, Gb/s 1e9, Gbit/s 1e9, MB/s 8e6, GB/s 8e9"),
-    (Kind::Rate, true, "MiB/s 8388608, GiB/s 8589934592"),
-    (Kind::PerSecond, true, "messages/s 1, M messages/s 1e6, M/s 1e6, MHz 1e6, GHz 1e9"),
-    (Kind::Energy, true, "mJ 1e-3, J 1"),
-    (Kind::Power, true, "W 1"),
-    (Kind::Ratio, true, "% 0.01, × 1"),
-    (Kind::Ratio, false, "times 1"),
-    (Kind::Bytes, true, "KiB 1024, MiB 1048576, GiB 1073741824, kB 1e3, MB 1e6, GB 1e9"),
-    (Kind::Bytes, false, "B 1, byte 1, bytes 1"),
+const fn unit(name: &'static str, kind: Kind, factor: f64) -> Unit {
+    Unit { name, kind, factor, needs_source: true }
+}
+
+/// Sizes of formats, which the code's layouts and their golden bytes hold already.
+const fn optional(name: &'static str, kind: Kind, factor: f64) -> Unit {
+    Unit { name, kind, factor, needs_source: false }
+}
+
+const UNITS: &[Unit] = &[
+    unit("ns", Kind::Time, 1.0),
+    unit("µs", Kind::Time, 1e3),
+    unit("us", Kind::Time, 1e3),
+    unit("microseconds", Kind::Time, 1e3),
+    unit("ms", Kind::Time, 1e6),
+    unit("milliseconds", Kind::Time, 1e6),
+    unit("s", Kind::Time, 1e9),
+    unit("seconds", Kind::Time, 1e9),
+    unit("min", Kind::Time, 60e9),
+    unit("minutes", Kind::Time, 60e9),
+    unit("h", Kind::Time, 3600e9),
+    unit("hours", Kind::Time, 3600e9),
+    unit("Mb/s", Kind::Rate, 1e6),
+    unit("Mbit/s", Kind::Rate, 1e6),
+    unit("Gb/s", Kind::Rate, 1e9),
+    unit("Gbit/s", Kind::Rate, 1e9),
+    unit("MB/s", Kind::Rate, 8e6),
+    unit("GB/s", Kind::Rate, 8e9),
+    unit("MiB/s", Kind::Rate, 8.0 * 1_048_576.0),
+    unit("GiB/s", Kind::Rate, 8.0 * 1_073_741_824.0),
+    unit("messages/s", Kind::PerSecond, 1.0),
+    unit("M messages/s", Kind::PerSecond, 1e6),
+    unit("M/s", Kind::PerSecond, 1e6),
+    unit("MHz", Kind::PerSecond, 1e6),
+    unit("GHz", Kind::PerSecond, 1e9),
+    unit("%", Kind::Ratio, 0.01),
+    unit("×", Kind::Ratio, 1.0),
+    unit("mJ", Kind::Energy, 1e-3),
+    unit("J", Kind::Energy, 1.0),
+    unit("W", Kind::Power, 1.0),
+    unit("KiB", Kind::Bytes, 1024.0),
+    unit("MiB", Kind::Bytes, 1_048_576.0),
+    unit("GiB", Kind::Bytes, 1_073_741_824.0),
+    unit("kB", Kind::Bytes, 1e3),
+    unit("MB", Kind::Bytes, 1e6),
+    unit("GB", Kind::Bytes, 1e9),
+    optional("B", Kind::Bytes, 1.0),
+    optional("byte", Kind::Bytes, 1.0),
+    optional("bytes", Kind::Bytes, 1.0),
+    optional("times", Kind::Ratio, 1.0),
 ];
 
-static ALL: LazyLock<Vec<Unit>> = LazyLock::new(|| {
-    let of = |(kind, needs_source, units): (Kind, bool, &'static str)| {
-        let pairs = units.split(", ").filter_map(|unit| unit.rsplit_once(' '));
-        let factor = |text: &str| text.parse().expect("a number");
-        pairs.map(move |(name, of)| Unit { name, kind, factor: factor(of), needs_source })
-    };
-    UNITS.into_iter().flat_map(of).collect()
-});
-
-/// How names of fields and constants end that say their unit, each with the unit.
-const ENDINGS: &str = "ns ns, us us, ms ms, s s, secs s, seconds s, bytes bytes, kib KiB, mib MiB, gbps Gbit/s, \
-    percent %, ratio ×, mj mJ, w W";
+/// How names of fields and constants end that say their unit.
+const ENDINGS: [(&str, &str); 14] = [
+    ("ns", "ns"),
+    ("us", "us"),
+    ("ms", "ms"),
+    ("s", "s"),
+    ("secs", "s"),
+    ("seconds", "s"),
+    ("bytes", "bytes"),
+    ("kib", "KiB"),
+    ("mib", "MiB"),
+    ("gbps", "Gbit/s"),
+    ("percent", "%"),
+    ("ratio", "×"),
+    ("mj", "mJ"),
+    ("w", "W"),
+];
 
 impl Unit {
     pub fn named(name: &str) -> Option<&'static Unit> {
-        ALL.iter().find(|unit| unit.name == name)
+        UNITS.iter().find(|unit| unit.name == name)
     }
 
     /// The longest unit that a text begins with, as a word of its own.
@@ -76,7 +112,7 @@ impl Unit {
             let rest = text.strip_prefix(unit.name);
             rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '/'))
         };
-        ALL.iter().filter(is_whole).max_by_key(|unit| unit.name.len())
+        UNITS.iter().filter(is_whole).max_by_key(|unit| unit.name.len())
     }
 
     /// What the name of a field or a constant says.
@@ -89,8 +125,7 @@ impl Unit {
             return None;
         }
         let last = name.rsplit('_').next().filter(|last| *last != name || *last == "bytes")?;
-        let mut endings = ENDINGS.split(", ").filter_map(|pair| pair.split_once(' '));
-        Unit::named(endings.find(|(ending, _)| *ending == last)?.1)
+        ENDINGS.iter().find(|(ending, _)| *ending == last).and_then(|(_, unit)| Unit::named(unit))
     }
 }
 
