@@ -8,7 +8,6 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -194,15 +193,19 @@ impl<'a> Run<'a> {
     pub fn all(&self, jobs: &[Job]) -> Vec<Row> {
         let rows: Vec<OnceLock<Row>> = jobs.iter().map(|_| OnceLock::new()).collect();
         let lanes: BTreeSet<usize> = jobs.iter().map(|job| job.lane).collect();
-        let begun = AtomicUsize::new(0);
+        let begun = Mutex::new(0);
         std::thread::scope(|scope| {
             for lane in lanes {
                 let (rows, begun) = (&rows, &begun);
                 scope.spawn(move || {
                     for (job, row) in jobs.iter().zip(rows).filter(|(job, _)| job.lane == lane) {
                         self.wait_for(job.after);
-                        let at = begun.fetch_add(1, Ordering::Relaxed) + 1;
-                        say!("step {at} of {}: {} …", jobs.len(), job.name);
+                        {
+                            // Held while it is said, so that the numbers stand in their order.
+                            let mut begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
+                            *begun += 1;
+                            say!("step {begun} of {}: {} …", jobs.len(), job.name);
+                        }
                         // Whatever becomes of it, the other lanes go on.
                         let _done = DoneOnDrop(self, &job.name);
                         let _ = row.set(self.one(job));
