@@ -126,6 +126,7 @@ mod tests {
             "missing":[]}"#;
         GpuMachine::read(said).expect("as gpu-probe writes it")
     }
+
     #[test]
     fn a_result_names_the_gpu_and_its_versions() {
         let mut provenance = point::example("gpu-thread", 64).provenance;

@@ -327,6 +327,7 @@ mod tests {
         let copied = Command::new("sh").args(["-c", line]).arg(&beside).arg(path).status();
         assert!(copied.expect("there is a shell").success(), "{}", path.display());
     }
+
     fn shell(script: &str, limit_ms: u64) -> (Ended, String) {
         let log =
             std::env::temp_dir().join(format!("xtask-process-{}-{}.log", std::process::id(), script.len()));

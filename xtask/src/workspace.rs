@@ -269,6 +269,7 @@ mod tests {
             Tree { texts: texts.collect(), ..Tree::default() }
         }
     }
+
     #[test]
     fn the_tree_holds_this_file_and_not_the_build_output() {
         let tree = Tree::read(&root()).unwrap();

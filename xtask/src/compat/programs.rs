@@ -272,6 +272,7 @@ mod tests {
             self.tests.as_ref().map(|name| format!("apps/softnic/tests/it/{name}.rs"))
         }
     }
+
     #[test]
     fn a_path_with_a_space_and_a_quote_is_one_word_of_every_command() {
         let path = PathBuf::from("/it's here/a $b");

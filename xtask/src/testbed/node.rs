@@ -48,43 +48,52 @@ cd /
 exec "$sshd" -D -e -f SSHD_FILES/sshd.conf
 "#;
 
-/// A node's name, and what its sshd says: nothing once it listens, its last line where its output ended.
-type SshdMessage = (String, Option<String>);
+/// What a node's sshd says.
+enum SshdMessage {
+    Listening,
+    /// Its last line, where its output ended.
+    Ended(String),
+}
 
 /// Starts both nodes, and holds them until a signal ends this process and all below. Error: one ended alone.
 pub fn hold(testbed: &Testbed) -> Result<()> {
     // The terminal of `up` may hang up.
     setsid().context("leaving the session")?;
     let (tell, said) = channel();
-    let start = |node| Ok(ChildGuard(start(&node, tell.clone())?));
-    let sshds = testbed.nodes().into_iter().map(start).collect::<Result<Vec<_>>>()?;
+    let mut sshds = Vec::new();
+    for node in testbed.nodes() {
+        sshds.push(ChildGuard(start(&node, tell.clone())?));
+    }
     let until = Instant::now() + LISTENING;
     for _ in 0..sshds.len() {
         match said.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok((_, None)) => {}
-            Ok((node, Some(last))) => return Err(refused(ended(&node, &last))),
+            Ok((_, SshdMessage::Listening)) => {}
+            Ok((node, SshdMessage::Ended(last))) => return Err(refused(ended(&node, &last))),
             Err(_) => bail!("sshd did not listen within {} s", LISTENING.as_secs()),
         }
     }
     say!("{}", serde_json::json!({ "kind": "up" }));
     match said.recv() {
-        Ok((node, Some(last))) => bail!(ended(&node, &last)),
+        Ok((node, SshdMessage::Ended(last))) => bail!(ended(&node, &last)),
         _ => bail!("nothing is heard of sshd any more"),
     }
 }
 
 /// Why a node has no sshd, with the remedy where there is one.
 fn ended(node: &str, last: &str) -> String {
-    let says = |words: [&str; 2]| words.iter().any(|word| last.contains(word));
-    let remedy = match () {
-        () if says(["in use", "Cannot bind"]) => "; end what has that port, or give `up` another --port",
-        () if says(["overlay", "mount"]) => "; this kernel or container lets no overlay be mounted there",
-        () => "",
+    let remedy = match last {
+        last if last.contains("in use") || last.contains("Cannot bind") => {
+            "; end what has that port, or give `up` another --port"
+        }
+        last if last.contains("overlay") || last.contains("mount") => {
+            "; this kernel or container lets no overlay be mounted there"
+        }
+        _ => "",
     };
     format!("{node}: sshd ended: {last}{remedy}")
 }
 
-fn start(node: &Node, tell: Sender<SshdMessage>) -> Result<Child> {
+fn start(node: &Node, tell: Sender<(String, SshdMessage)>) -> Result<Child> {
     let script = SCRIPT.replace("SSHD_FILES", SSHD_FILES);
     let mut child = Command::new(program("ip")?)
         .args(["netns", "exec", &node.namespace, "unshare", "-mu", "--propagation", "private"])
@@ -105,14 +114,14 @@ fn start(node: &Node, tell: Sender<SshdMessage>) -> Result<Child> {
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
             let _ = writeln!(log, "{line}");
             if line.starts_with("Server listening on") {
-                let _ = tell.send((name.clone(), None));
+                let _ = tell.send((name.clone(), SshdMessage::Listening));
             }
             // That it cannot bind is told before that it has nothing to listen on.
             if !last.contains("in use") {
                 last = line.trim().to_owned();
             }
         }
-        tell.send((name, Some(last)))
+        tell.send((name, SshdMessage::Ended(last)))
     });
     Ok(child)
 }

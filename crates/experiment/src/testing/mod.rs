@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 
 use measure::{Label, Provenance};
 
+use crate::Experiment;
 use crate::point::{Key, Point};
-use crate::spec::Grid;
-use crate::{Experiment, Spec};
 
 /// The workspace, for tests of what is committed.
 pub fn root() -> PathBuf {
@@ -58,13 +57,6 @@ impl Point {
     /// One of its numbers.
     pub fn value(&mut self, name: &str) -> &mut f64 {
         self.values.entry(name.to_owned()).or_default()
-    }
-}
-
-impl Spec {
-    /// Another grid, for tests of the whole.
-    pub fn set_grid(&mut self, grid: Grid) {
-        self.grid = grid;
     }
 }
 
