@@ -1,7 +1,10 @@
-//! Signal masks of threads: the NIC's take no signal of the program, and a command's faults come through.
+//! How threads begin, and their signal masks: the NIC's take no signal of the program, and a command's faults
+//! come through.
 
 use std::io;
+use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
@@ -14,7 +17,14 @@ const FAULTS: [Signal; 2] = [Signal::SIGSEGV, Signal::SIGBUS];
 /// Others that, if blocked, would end the process instead of reaching the handler that recovers from them.
 const OWN: [Signal; 4] = [Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGABRT];
 
+/// A thread that has not begun after this is not waited for any longer.
+const BEGINS_WITHIN: Duration = Duration::from_secs(1);
+
 /// Starts a thread of the NIC's that takes no signal of the program: it inherits the mask.
+///
+/// Returns when the thread has begun and glibc has made its arena. libfabric overwrites the first bytes of
+/// `munmap` while it opens a device (`prov/util/src/util_mem_hooks.c`), and glibc calls that to make an arena:
+/// a thread inside it crashes when it comes back from the kernel.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     run: impl FnOnce() -> T + Send + 'static,
@@ -22,7 +32,13 @@ pub fn spawn<T: Send + 'static>(
     let mut set = SigSet::all();
     FAULTS.into_iter().chain(OWN).for_each(|own| set.remove(own));
     let _before = MaskBefore::change(SigmaskHow::SIG_SETMASK, &set);
-    std::thread::Builder::new().name(name.to_owned()).spawn(run)
+    let (begun, begins) = sync_channel(1);
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let _ = begun.send(());
+        run()
+    })?;
+    let _ = begins.recv_timeout(BEGINS_WITHIN);
+    Ok(thread)
 }
 
 /// Lets fault signals through on this thread: the kernel ends a process that faults with them blocked, and a
@@ -59,6 +75,24 @@ pub fn faults_recoverable() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A thread of `std` gives itself its name, and frees for the first time, before what it runs begins.
+    #[test]
+    fn a_thread_has_begun_when_it_is_there() {
+        for turn in 0..100 {
+            let name = format!("begun-{turn}");
+            let (end, ends) = sync_channel::<()>(0);
+            let thread = spawn(&name, move || ends.recv().is_err()).unwrap();
+            let named = |task: &std::path::Path| {
+                std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name)
+            };
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+            let found = tasks.flatten().any(|task| named(&task.path()));
+            drop(end);
+            assert!(thread.join().unwrap());
+            assert!(found, "{name}");
+        }
+    }
 
     #[test]
     fn faults_are_let_through_for_a_command_and_the_mask_comes_back() {
