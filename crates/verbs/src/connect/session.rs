@@ -232,10 +232,11 @@ impl Session {
         Err(ConnectError::Malformed { peer: self.peer, what: "a barrier", reason })
     }
 
-    /// Whether the peer is still there: false once it closed or died. Lines that came meanwhile are kept.
+    /// Whether the peer is still there: false once it closed or died, and where it sends without end. Lines that
+    /// came meanwhile are kept, up to the length that one may have.
     pub fn is_alive(&mut self) -> bool {
         match wait_readable(self.stream.as_raw_fd(), Duration::ZERO) {
-            Ok(true) => !matches!(self.fill(), Ok(0) | Err(_)),
+            Ok(true) => self.buffer.len() <= MAX_LINE_BYTES && !matches!(self.fill(), Ok(0) | Err(_)),
             Ok(false) => true,
             Err(_) => false,
         }

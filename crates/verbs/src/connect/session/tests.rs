@@ -178,6 +178,27 @@ fn a_line_without_end_is_cut_off() {
     assert!(matches!(error, Err(ConnectError::Stranger { .. })), "{error:?}");
 }
 
+/// A peer that nobody reads, while it is only asked whether it is there.
+#[test]
+fn a_peer_that_sends_without_end_is_not_kept_in_memory() {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let address = listener.address().unwrap().to_string();
+    let flood = thread::spawn(move || {
+        let mut session = Session::connect(&address, Wait::at_most(DEADLINE)).unwrap();
+        let line = "x".repeat(4000);
+        // Fails when we hang up.
+        while session.send(&line).is_ok() {}
+    });
+    let mut session = listener.accept(Wait::at_most(DEADLINE)).unwrap();
+    let started = Instant::now();
+    while session.is_alive() {
+        assert!(started.elapsed() < DEADLINE, "{} bytes are kept", session.buffer.len());
+    }
+    assert!(session.buffer.len() <= MAX_LINE_BYTES + 4096, "{} bytes are kept", session.buffer.len());
+    drop(session);
+    flood.join().unwrap();
+}
+
 #[test]
 fn nobody_there_is_a_refused_connection_by_name() {
     let address = Listener::bind("127.0.0.1:0").unwrap().address().unwrap().to_string();
