@@ -22,9 +22,9 @@ const BEGINS_WITHIN: Duration = Duration::from_secs(1);
 
 /// Starts a thread of the NIC's that takes no signal of the program: it inherits the mask.
 ///
-/// Returns when the thread has begun and glibc has made its arena. libfabric overwrites the first bytes of
-/// `munmap` while it opens a device (`prov/util/src/util_mem_hooks.c`), and glibc calls that to make an arena:
-/// a thread inside it crashes when it comes back from the kernel.
+/// Returns when the thread has begun and glibc has made its arena. For that glibc calls `munmap`, whose first
+/// bytes libfabric overwrites while it opens a device (`prov/util/src/util_mem_hooks.c`): a thread inside it
+/// crashes when it comes back from the kernel.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     run: impl FnOnce() -> T + Send + 'static,

@@ -232,8 +232,8 @@ impl Session {
         Err(ConnectError::Malformed { peer: self.peer, what: "a barrier", reason })
     }
 
-    /// Whether the peer is still there: false once it closed or died, and where it sends without end. Lines that
-    /// came meanwhile are kept, up to the length that one may have.
+    /// Whether the peer is still there: false once it closed or died, and where it sends without end. Lines
+    /// that came meanwhile are kept, up to the length that one may have.
     pub fn is_alive(&mut self) -> bool {
         match wait_readable(self.stream.as_raw_fd(), Duration::ZERO) {
             Ok(true) => self.buffer.len() <= MAX_LINE_BYTES && !matches!(self.fill(), Ok(0) | Err(_)),
