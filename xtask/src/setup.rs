@@ -4,6 +4,7 @@
 //! list and a check of what can be seen without a package manager.
 
 use std::fs;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::Command;
 
@@ -124,7 +125,7 @@ const SSH_SERVER: &str = "openssh-server";
 /// Its units are masked before the package comes, so that an interrupted set-up starts nothing either.
 fn without_ssh_server(install: impl FnOnce() -> Result<()>) -> Result<()> {
     let is_systemd = Path::new("/run/systemd/system").exists();
-    let Some(root) = as_root().filter(|_| is_systemd) else { return install() };
+    let Some(root) = as_root(true).filter(|_| is_systemd) else { return install() };
     let systemctl = |what: &str| {
         let words =
             [&root[..], &["systemctl", what, "ssh.service", "ssh.socket"].map(str::to_owned)].concat();
@@ -165,7 +166,7 @@ pub fn fetched(wheels: &Wheels, no_install: bool) -> Result<()> {
 
 /// Installs packages; error: the command that does, where that is not allowed.
 pub fn install(packages: &[&str], no_install: bool) -> Result<()> {
-    let as_root = as_root();
+    let as_root = as_root(!no_install);
     let prefix = as_root.clone().unwrap_or_else(|| vec!["sudo".into()]);
     let prefix: String = prefix.iter().map(|word| format!("{word} ")).collect();
     let command = format!(
@@ -174,7 +175,7 @@ pub fn install(packages: &[&str], no_install: bool) -> Result<()> {
     );
     let Some(root) = as_root.filter(|_| !no_install) else {
         let why =
-            if no_install { "--no-install was given" } else { "neither root nor a sudo without password" };
+            if no_install { "--no-install was given" } else { "neither root, nor a sudo that answers here" };
         return Err(refused(format!("packages are missing ({why}); install them with:\n  {command}")));
     };
     say!("setup: running {command}");
@@ -194,12 +195,16 @@ fn apt(root: &[String], arguments: &[&str]) -> Result<()> {
     said(apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
 }
 
-/// What goes before a command that needs root: nothing, `sudo -n`, or `None` when there is no right.
-fn as_root() -> Option<Vec<String>> {
+/// What goes before a command that needs root: nothing, `sudo -n`, or `None` when there is no right. `may_ask`:
+/// sudo may ask for a password first, where there is a terminal; it then remembers the answer.
+fn as_root(may_ask: bool) -> Option<Vec<String>> {
     if geteuid().is_root() {
         return Some(Vec::new());
     }
-    quiet("sudo", &["-n", "true"]).then(|| vec!["sudo".into(), "-n".into()])
+    let is_let = |word| Command::new("sudo").arg(word).status().is_ok_and(|status| status.success());
+    let has_sudo =
+        quiet("sudo", &["-n", "true"]) || (may_ask && std::io::stdin().is_terminal() && is_let("-v"));
+    has_sudo.then(|| vec!["sudo".into(), "-n".into()])
 }
 
 /// rustfmt and clippy, which a minimal toolchain lacks.
