@@ -87,14 +87,24 @@ impl Found {
     }
 }
 
-pub fn list(found: &Found) -> String {
+/// `bundle`: the folder of the programs, where they were carried; there is no cargo then.
+pub fn list(found: &Found, bundle: Option<&Path>) -> String {
     let mut text = String::from(
-        "No card has seen this code. Checks of a card alone were run on the software NIC as they stand. Build the programs first:\n\
-         cargo build --release -p softnic -p generator; PATH=$PWD/target/release:$PATH\n",
+        "No card has seen this code. Checks of a card alone were run on the software NIC as they stand. ",
     );
+    text += &match bundle {
+        Some(folder) => format!("The programs lie in the bundle:\nPATH={}:$PATH\n", folder.display()),
+        None => "Build the programs first:\n\
+                 cargo build --release -p softnic -p generator; PATH=$PWD/target/release:$PATH\n"
+            .to_owned(),
+    };
     for check in CHECKS.iter() {
         let Check { name, unknown, run, expect, .. } = check;
-        let here = found.says(check);
+        let (run, here) = match bundle {
+            Some(_) if run.starts_with("cargo test") => (run.clone(), "n/a: it needs a checkout".to_owned()),
+            Some(_) => (run.replace("cargo xtask", "xtask"), found.says(check)),
+            None => (run.clone(), found.says(check)),
+        };
         text += &format!("\n{name}\n  {unknown}\n  run     {run}\n  expect  {expect}\n  here    {here}\n");
     }
     let (all, count) =
@@ -211,11 +221,22 @@ mod tests {
     fn the_page_about_hardware_holds_the_list_as_it_is_printed_without_a_card() {
         let page = fs::read_to_string(root().join("docs/hardware.md")).unwrap();
         let here = Found { is_arm: false, ..Found::default() };
-        let list = list(&here);
+        let list = list(&here, None);
         assert!(page.contains(list.trim_end()), "docs/hardware.md lacks this, or has it otherwise:\n{list}");
         for check in CHECKS.iter() {
             let row = format!("| `{}` |", check.name);
             assert!(page.contains(&row), "docs/hardware.md does not say what another line means: {row}");
         }
+    }
+
+    #[test]
+    fn a_bundle_has_no_cargo() {
+        let list = list(&Found { is_arm: true, ..Found::default() }, Some(Path::new("/b")));
+        assert!(list.contains("\nPATH=/b:$PATH\n") && list.contains("\n  run     xtask doctor\n"), "{list}");
+        let by_cargo: Vec<&str> = list.split("\n\n").filter(|check| check.contains("cargo")).collect();
+        assert!(
+            by_cargo.iter().all(|check| check.ends_with("here    n/a: it needs a checkout")),
+            "{by_cargo:?}"
+        );
     }
 }

@@ -29,7 +29,7 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<()> {
     if options.hardware {
-        say!("{}", hardware::list(&hardware::Found::below(Path::new("/"))).trim_end());
+        say!("{}", hardware::list(&hardware::Found::below(Path::new("/")), carried::folder()).trim_end());
         return Ok(());
     }
     let provenance = measure::Provenance::of(workspace::revision(), &[]);
