@@ -43,7 +43,7 @@ struct Cli {
 enum Action {
     /// Run a program on a software ConnectX, mlx5_0, which it finds through its own libibverbs and libmlx5.
     Run(Box<Run>),
-    /// Watch or change the NIC of a running program: list, counters, link, set, inject, capture.
+    /// Watch or change the NIC of a running program: list, counters, explain, link, set, inject, capture.
     Ctl(ctl::Ctl),
     /// Run a recording again, without its program: the same packets and completions must come.
     Replay(replay::Replay),

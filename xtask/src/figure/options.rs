@@ -36,7 +36,7 @@ pub struct Options {
     /// Say what would be measured, and stop.
     #[arg(long)]
     pub dry_run: bool,
-    /// Folder of the results [default: results/fig4, results/fig5 for figures 4, 5; else results/FIGURE].
+    /// Folder of the results [default: results/figN for figure N, else results/NAME].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Shape the software NIC's link to X Gbit/s of wire bytes, 100 as in the paper; use a separate --out.
