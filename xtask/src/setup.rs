@@ -195,8 +195,8 @@ fn apt(root: &[String], arguments: &[&str]) -> Result<()> {
     said(apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
 }
 
-/// What goes before a command that needs root: nothing, `sudo -n`, or `None` when there is no right. `may_ask`:
-/// sudo may ask for a password first, where there is a terminal; it then remembers the answer.
+/// What goes before a command that needs root: nothing, `sudo -n`, or `None` when there is no right.
+/// `may_ask`: sudo may ask for a password first, where there is a terminal; it then remembers the answer.
 fn as_root(may_ask: bool) -> Option<Vec<String>> {
     if geteuid().is_root() {
         return Some(Vec::new());
