@@ -201,9 +201,8 @@ fn as_root(may_ask: bool) -> Option<Vec<String>> {
     if geteuid().is_root() {
         return Some(Vec::new());
     }
-    let is_let = |word| Command::new("sudo").arg(word).status().is_ok_and(|status| status.success());
-    let has_sudo =
-        quiet("sudo", &["-n", "true"]) || (may_ask && std::io::stdin().is_terminal() && is_let("-v"));
+    let asks = || Command::new("sudo").arg("-v").status().is_ok_and(|status| status.success());
+    let has_sudo = quiet("sudo", &["-n", "true"]) || (may_ask && std::io::stdin().is_terminal() && asks());
     has_sudo.then(|| vec!["sudo".into(), "-n".into()])
 }
 
