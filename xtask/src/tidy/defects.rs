@@ -83,10 +83,7 @@ fn rows(text: &str) -> Vec<(&str, Row<'_>)> {
         };
         let mut cells = inside.split('|').map(str::trim);
         let id = cells.next().unwrap_or_default();
-        let is_number = id.len() >= 2
-            && id.starts_with(|c: char| c.is_ascii_uppercase())
-            && id[1..].chars().all(|c| c.is_ascii_digit());
-        if is_number {
+        if id.starts_with(|c: char| c.is_ascii_uppercase()) && ends_in_number(id) {
             rows.push((id, Row { line: index + 1, cells: cells.collect() }));
         }
     }
@@ -137,8 +134,13 @@ fn unnamed(tree: &Tree, rows: &BTreeMap<&str, Row<'_>>) -> Vec<String> {
 /// The defect that a test is named after: S1 of `release_s1_…` and of `gpu_release_s1_…`.
 fn defect(test: &str) -> Option<String> {
     let id = test.strip_prefix("gpu_").unwrap_or(test).strip_prefix("release_")?.split('_').next()?;
-    let is_number = id.len() > 1 && id[1..].chars().all(|c| c.is_ascii_digit());
-    is_number.then(|| id.to_ascii_uppercase())
+    ends_in_number(id).then(|| id.to_ascii_uppercase())
+}
+
+/// Whether there are digits behind the first character, and nothing else.
+fn ends_in_number(word: &str) -> bool {
+    let mut rest = word.chars();
+    rest.next().is_some() && !rest.as_str().is_empty() && rest.all(|c| c.is_ascii_digit())
 }
 
 /// Functions with `#[test]` above them: name and line.
@@ -165,6 +167,21 @@ mod tests {
     use crate::workspace::root;
 
     const TEST: &str = "//! It.\n\n#[test]\nfn release_s1_flag() {\n}\nfn helper() {}\n";
+
+    #[test]
+    fn a_defect_is_named_by_one_character_and_digits() {
+        for (test, id) in [
+            ("gpu_release_s1_flag", Some("S1")),
+            ("release_11_it", Some("11")),
+            ("release_é1_it", Some("é1")),
+        ] {
+            assert_eq!(defect(test).as_deref(), id, "{test}");
+        }
+        assert_eq!(
+            ["release_s_it", "release_s1a_it", "release__it", "s1_it"].map(defect),
+            [const { None }; 4]
+        );
+    }
 
     /// All rows, of which those of `change` are as it says.
     fn note(change: &[(&str, &str)]) -> String {
