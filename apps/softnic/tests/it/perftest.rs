@@ -445,10 +445,16 @@ fn the_pump_changes_no_count() {
         ("ib_read_lat", "RC", &[], "read", 64),
     ];
     for (row, [server, client]) in rows.iter().zip(configured("pump = true\n", rows)) {
-        assert!(client.value("pump_ns") > 0, "{row:?}: the client polls, and nothing was pumped");
-        // What is written or read at a server, it never polls for.
-        let server_polls = row.3 == "send";
-        assert_eq!(server.value("pump_ns") > 0, server_polls, "{row:?}: the server");
+        // Only an empty poll pumps. Whoever posts many requests, or receives them, may find each completion
+        // there already. In 200 round trips the NIC's thread is not always faster than the next instruction.
+        let polls_empty = row.0.ends_with("_lat");
+        assert!(!polls_empty || client.value("pump_ns") > 0, "{row:?}: the client polls, nothing was pumped");
+        if row.3 != "send" {
+            // What is written or read at a server, it never polls for.
+            assert_eq!(server.value("pump_ns"), 0, "{row:?}: the server polls for nothing, and was pumped");
+        } else if polls_empty {
+            assert!(server.value("pump_ns") > 0, "{row:?}: the server polls, nothing was pumped");
+        }
     }
 }
 
