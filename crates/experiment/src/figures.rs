@@ -310,7 +310,7 @@ pub(crate) fn steps(name: &str, most: f64) -> Axis {
 mod tests {
     use super::*;
     use crate::point::example;
-    use crate::{modelled, png, root};
+    use crate::{Drawing, modelled, root};
 
     fn experiment(name: &str) -> Experiment {
         Experiment::read(&root().join("experiments"), name).unwrap()
@@ -446,7 +446,7 @@ mod tests {
                 assert!(svg.contains(label), "{name}: no `{label}`");
             }
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{name}");
-            let png = png(svg, 2.0).unwrap();
+            let png = Drawing::read(svg).unwrap().png(2.0).unwrap();
             assert!(png.len() > 20_000, "{name}: {} bytes", png.len());
             // To be looked at.
             std::fs::write(std::env::temp_dir().join(format!("experiment-{name}.png")), png).unwrap();
@@ -470,7 +470,7 @@ mod tests {
                     assert!(!says || svg.contains("ours (emulated NIC)"), "{name}");
                     // To be looked at.
                     let path = std::env::temp_dir().join(format!("experiment-{name}-{at}-{plot}.png"));
-                    std::fs::write(path, png(svg, 2.0).unwrap()).unwrap();
+                    std::fs::write(path, Drawing::read(svg).unwrap().png(2.0).unwrap()).unwrap();
                 }
             }
         }

@@ -92,8 +92,17 @@ impl Modelled {
 
 /// The smallest payload from which on posts every `post_ns` fill the link, whatever the size.
 fn fills_from(post_ns: f64) -> Option<u64> {
-    let fills = |payload: &u64| LINK.throughput_gbps(*payload, post_ns) >= LINK.capacity_gbps(*payload);
-    (1..=1 << SIZES.end()).rev().take_while(fills).last()
+    let fills = |payload: u64| LINK.throughput_gbps(payload, post_ns) >= LINK.capacity_gbps(payload);
+    // A longer message takes the link longer, so that it fills it too: halve between the two.
+    let (mut too_short, mut long) = (0, 1 << SIZES.end());
+    if !fills(long) {
+        return None;
+    }
+    while long - too_short > 1 {
+        let middle = too_short.midpoint(long);
+        *if fills(middle) { &mut long } else { &mut too_short } = middle;
+    }
+    Some(long)
 }
 
 /// The lines of the posts that were recorded, else of those of the last run here, as far as a file has them.

@@ -16,7 +16,7 @@ use crate::refused::Refused;
 use crate::resume::{self, Earlier, Options};
 use crate::spec::{Extent, Grid};
 use crate::verdict::Judged;
-use crate::{Experiment, Picture, Samples, pictures, png, table};
+use crate::{Drawing, Experiment, Picture, Samples, pictures, table};
 
 /// So many failures in a row end a run, or as many as it has series. A series that always fails hides no
 /// other one, and a run of which every point fails ends soon.
@@ -187,7 +187,7 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
     write_whole(&out.join("summary.json"), text.as_bytes()).with_context(again)?;
     for Picture { name, svg, .. } in pictures(experiment, points, &extra.modelled, &unmeasured)? {
         let path = |kind: &str| out.join(format!("{name}.{kind}"));
-        write_whole(&path("png"), &png(&svg, PNG_SCALE)?).with_context(again)?;
+        write_whole(&path("png"), &Drawing::read(&svg)?.png(PNG_SCALE)?).with_context(again)?;
         write_whole(&path("svg"), svg.as_bytes()).with_context(again)?;
     }
     say!("\n{}", table::table(spec, &rows));

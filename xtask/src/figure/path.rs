@@ -13,7 +13,7 @@ use experiment::measured::Entry;
 use experiment::point::{Key, Point};
 use experiment::run::{self, Extra, write_whole};
 use experiment::spec::Extent;
-use experiment::{Experiment, Picture, Spec, png, resume, table};
+use experiment::{Drawing, Experiment, Picture, Spec, resume, table};
 use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 use serde_json::Value;
@@ -258,7 +258,7 @@ fn execute(
     let earlier = progress::measure(&experiment, how, &provenance, &grid, &mut bench)?;
     let svg = svg(&way.steps);
     write_whole(&how.out.join("path.svg"), svg.as_bytes())?;
-    write_whole(&how.out.join("path.png"), &png(&svg, 2.0)?)?;
+    write_whole(&how.out.join("path.png"), &Drawing::read(&svg)?.png(2.0)?)?;
     let extra = Extra { left_out, timers: Value::Array(Vec::new()), ..Extra::default() };
     run::report(&experiment, how, &earlier, &extra)?;
     say!("drawing: {}", how.out.join("path.png").display());
@@ -379,7 +379,7 @@ mod tests {
         let drawn = svg(&way.steps);
         assert!(
             way.steps.iter().all(|step| drawn.contains(&step.function))
-                && !png(&drawn, 1.0).unwrap().is_empty()
+                && !Drawing::read(&drawn).unwrap().png(1.0).unwrap().is_empty()
         );
     }
 

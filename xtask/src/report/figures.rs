@@ -6,10 +6,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use experiment::measured::{Entry, Measured};
+use experiment::modelled::{self, Modelled};
 use experiment::spec::Extent;
 use experiment::verdict::Judged;
-use experiment::{Experiment, Paper, Picture, modelled, pictures};
+use experiment::{Experiment, Paper, Picture, pictures};
 
+use super::side_by_side::side_by_side;
 use crate::figure::path;
 use crate::process::said;
 
@@ -66,6 +68,19 @@ impl Shown {
         let figure = experiment.spec.name.clone();
         let (id, pictures) = (String::new(), Vec::new());
         Shown { id, figure, entry, from, is_added: true, judged, pictures, day: None }
+    }
+
+    /// Makes its drawings.
+    fn draw(&mut self, experiment: &Experiment, modelled: &[Modelled]) -> Result<()> {
+        let name = &self.figure;
+        let all = match experiment.spec.app == path::APP {
+            true => vec![path::picture(experiment)?],
+            false => pictures(experiment, &self.entry.points(name), modelled, &[])
+                .with_context(|| format!("drawing {name} of {}", self.from))?,
+        };
+        let stem = |picture: &Picture| format!("{name}-{}-{}", picture.name, self.id.replace('\'', "_"));
+        self.pictures = all.into_iter().map(|picture| Drawn { stem: stem(&picture), picture }).collect();
+        Ok(())
     }
 
     /// What stands beside the verdicts of an added entry: `added, quick`.
@@ -154,7 +169,7 @@ pub fn recorded(root: &Path) -> Result<Vec<Figure>> {
         }
         Ok(Figure { paper, experiment, shown, alone: Vec::new(), steps })
     };
-    Paper::all(&experiments)?.into_iter().map(figure).collect()
+    side_by_side(Paper::all(&experiments)?, figure)
 }
 
 /// Names every entry, and draws it.
@@ -162,28 +177,23 @@ pub fn finish(figures: &mut [Figure], root: &Path) -> Result<()> {
     let posts = root.join("experiments/bench-post-gpu/measured.json");
     let modelled = modelled::known(&posts, Path::new(""))?;
     let mut days: BTreeMap<String, Option<String>> = BTreeMap::new();
+    let mut undrawn = Vec::new();
     for figure in figures {
         let (number, name) = (figure.number(), figure.name().to_owned());
-        for (at, shown) in figure.shown.iter_mut().enumerate() {
-            let letter = char::from_u32('a' as u32 + at as u32 % 26).unwrap_or('a');
-            shown.id = format!("{number}{letter}{}", "'".repeat(at / 26));
-            let commit = &shown.entry.provenance.revision.commit;
-            shown.day = days.entry(commit.clone()).or_insert_with(|| day(root, commit)).clone();
-            let points = shown.entry.points(&name);
-            let all = match figure.experiment.spec.app == path::APP {
-                true => vec![path::picture(&figure.experiment)?],
-                false => pictures(&figure.experiment, &points, &modelled, &[])
-                    .with_context(|| format!("drawing {name} of {}", shown.from))?,
-            };
-            let stem = |picture: &Picture| format!("{name}-{}-{}", picture.name, shown.id.replace('\'', "_"));
-            shown.pictures = all.into_iter().map(|picture| Drawn { stem: stem(&picture), picture }).collect();
-        }
         if figure.shown.is_empty() {
             let all = pictures(&figure.experiment, &[], &[], &[])?.into_iter();
             let alone = |picture: Picture| Drawn { stem: format!("{name}-{}", picture.name), picture };
             figure.alone = all.map(alone).collect();
         }
+        for (at, shown) in figure.shown.iter_mut().enumerate() {
+            let letter = char::from_u32('a' as u32 + at as u32 % 26).unwrap_or('a');
+            shown.id = format!("{number}{letter}{}", "'".repeat(at / 26));
+            let commit = &shown.entry.provenance.revision.commit;
+            shown.day = days.entry(commit.clone()).or_insert_with(|| day(root, commit)).clone();
+            undrawn.push((&figure.experiment, shown));
+        }
     }
+    side_by_side(undrawn, |(experiment, shown)| shown.draw(experiment, &modelled))?;
     Ok(())
 }
 

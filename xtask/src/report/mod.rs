@@ -5,12 +5,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use clap::Args;
 use experiment::run::write_whole;
-use experiment::{csv, pdf, png};
+use experiment::{Drawing, csv};
 
 use crate::refused::refused;
 use crate::workspace::{root, target_dir};
@@ -21,11 +20,13 @@ mod figures;
 mod page;
 mod picture;
 mod section;
+mod side_by_side;
 #[cfg(test)]
 mod tests;
 
 use claims::Claims;
 use figures::Figure;
+use side_by_side::side_by_side;
 
 /// Pixels of a PNG per unit of its SVG.
 const PNG_SCALE: f32 = 2.0;
@@ -98,23 +99,12 @@ fn written(figures: &[Figure], claims: &Claims<'_>, out: &Path) -> Result<PathBu
         let text = csv(&figure.entries(), &figure.paper);
         write_whole(&out.join(format!("{}.csv", figure.name())), text.as_bytes())?;
     }
-    let pictures: Vec<(&str, &str)> = figures.iter().flat_map(Figure::files).collect();
-    let next = AtomicUsize::new(0);
-    let draw = || -> Result<()> {
-        while let Some((stem, svg)) = pictures.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let path = |kind: &str| out.join(format!("{stem}.{kind}"));
-            write_whole(&path("svg"), svg.as_bytes())?;
-            write_whole(&path("png"), &png(svg, PNG_SCALE)?)?;
-            write_whole(&path("pdf"), &pdf(svg)?)?;
-        }
-        Ok(())
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(draw)).collect();
-        let ended =
-            threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("drawing a figure failed")));
-        ended.collect::<Result<Vec<_>>>()?.into_iter().collect::<Result<()>>()
+    side_by_side(figures.iter().flat_map(Figure::files).collect(), |(stem, svg)| {
+        let path = |kind: &str| out.join(format!("{stem}.{kind}"));
+        write_whole(&path("svg"), svg.as_bytes())?;
+        let drawing = Drawing::read(svg)?;
+        write_whole(&path("png"), &drawing.png(PNG_SCALE)?)?;
+        write_whole(&path("pdf"), &drawing.pdf()?)
     })?;
     let page = out.join(PAGE);
     write_whole(&page, page::page(figures, claims)?.as_bytes())?;
