@@ -94,7 +94,8 @@ pub struct Fabric {
     /// On the wire: the address of this test alone, unless hosts or an option give one.
     own: OnceLock<Arc<Loopback>>,
     nobody: Option<SharedFolder>,
-    pumped: bool,
+    /// What its configuration file holds.
+    config: String,
     has_terminal: bool,
     _turn: Option<Turn>,
 }
@@ -118,7 +119,7 @@ impl Fabric {
             hosts: None,
             own: OnceLock::new(),
             nobody: None,
-            pumped: false,
+            config: String::new(),
             has_terminal: false,
             _turn,
         }
@@ -132,7 +133,7 @@ impl Fabric {
 
     /// The same with a configuration file of this content.
     pub fn with_config(mut self, toml: &str) -> Self {
-        self.pumped = toml.contains("pump = true");
+        toml.clone_into(&mut self.config);
         let file = self.folder.join("nic.toml");
         fs::write(&file, toml).unwrap_or_else(|error| panic!("writing {}: {error}", file.display()));
         let file = file.display().to_string();
@@ -174,6 +175,18 @@ impl Fabric {
     /// Whether messages go over the wire.
     pub fn is_wired(&self) -> bool {
         self.options.windows(2).any(|pair| pair == ["--path", "wire"])
+    }
+
+    /// The acknowledgement timeout that a requester is to have, as a QP context codes it: 4.096 µs * 2^n
+    /// (InfiniBand Architecture Specification, 9.7.6.1.3). A NIC without a core for a second is no trouble.
+    /// What is lost last is sent again after a time-out alone, and both programs poll until then.
+    pub fn ack_timeout(&self) -> &'static str {
+        match (self.is_wired(), self.config.contains("loss = ")) {
+            // 17 s, 1.1 s, 0.27 s.
+            (false, _) => "22",
+            (true, false) => "18",
+            (true, true) => "16",
+        }
     }
 
     /// The option that gives a NIC on the wire its own address, unless the test chose one or has hosts.
@@ -253,7 +266,7 @@ impl Fabric {
 
     /// Whether the NIC also runs from inside the programs' polls.
     pub fn is_pumped(&self) -> bool {
-        self.pumped
+        self.config.contains("pump = true")
     }
 
     /// Another fabric of the same test, sharing its turn.
@@ -268,6 +281,7 @@ impl Fabric {
             hosts: self.hosts.clone(),
             own: self.own.clone(),
             nobody: None,
+            config: self.config.clone(),
             _turn: None,
             ..*self
         }

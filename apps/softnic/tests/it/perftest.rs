@@ -20,6 +20,8 @@ use crate::program::{DEADLINE, find, within};
 const COUNT: u64 = 200;
 /// Requests of a run with lists of 16.
 const COUNT_IN_LISTS: u64 = 192;
+/// Requests of an ordinary latency run. Four threads poll in it: on two cores each message is a scheduler's turn.
+const COUNT_OF_LATENCIES: u64 = 50;
 /// Requests for each size of an `-a` run.
 const COUNT_EACH: u64 = 20;
 /// An `-a` run goes through the sizes 2^1 … 2^23.
@@ -110,11 +112,8 @@ fn counted(
     expected: Expected,
 ) -> [Counters; 2] {
     let duplex = options.contains(&"-b");
-    // -F: perftest would otherwise complain of a changing CPU frequency. -u: an ack timeout of 1 s, not 67
-    // ms: a NIC that waits that long for a core is not asked again.
-    // 17 s where nothing is lost on the way: a NIC without a core for a second is no trouble.
-    let ack_timeout = if fabric.is_wired() { "18" } else { "22" };
-    let mut command = vec![program.name, "-F", "-u", ack_timeout, "-c", service];
+    // -F: perftest would otherwise complain of a changing CPU frequency.
+    let mut command = vec![program.name, "-F", "-u", fabric.ack_timeout(), "-c", service];
     command.extend(options);
     let finished = fabric.pair(&command).finish_on_distribution();
     let (server, client) = (finished.server.counters, finished.client.counters);
@@ -147,24 +146,19 @@ fn counted(
     [server, client]
 }
 
-/// Every type and a few sizes, `-n 200`.
+/// Every type and a few sizes.
 fn every_type(program: &Perftest, layer: Layer) {
     let fabric = Fabric::new(layer);
+    let count = if program.name.ends_with("_lat") { COUNT_OF_LATENCIES } else { COUNT };
     for &service in program.services {
         for &(request, kind) in program.requests {
             let sizes = if program.has_size { sizes(service, layer) } else { &[ATOMIC_BYTES] };
             for &bytes in sizes {
-                let size = bytes.to_string();
-                let mut options = vec!["-n", "200"];
+                let (size, n) = (bytes.to_string(), count.to_string());
+                let mut options = vec!["-n", &n];
                 options.extend(request);
                 options.extend(program.has_size.then_some(["-s", &size]).iter().flatten());
-                counted(
-                    &fabric,
-                    program,
-                    service,
-                    &options,
-                    Expected { kind, count: COUNT, bytes: COUNT * bytes },
-                );
+                counted(&fabric, program, service, &options, Expected { kind, count, bytes: count * bytes });
             }
         }
     }
