@@ -186,9 +186,9 @@ fn flood(words: &Words, time: Duration) -> String {
 
 #[test]
 fn crowded_cores_are_shared_in_microseconds_and_the_figures_are_printed() {
-    println!("ping-pong, both poll:   {}", run(1, |words| ping_pong(words, 20_000, Duration::ZERO)));
-    println!("flood, peer polls:      {}", run(0, |words| flood(words, Duration::from_secs(1))));
-    println!("flood, peer sleeps:     {}", run(2, |words| flood(words, Duration::from_secs(1))));
+    println!("ping-pong, both poll:   {}", run(1, |words| ping_pong(words, 2_000, Duration::ZERO)));
+    println!("flood, peer polls:      {}", run(0, |words| flood(words, Duration::from_millis(500))));
+    println!("flood, peer sleeps:     {}", run(2, |words| flood(words, Duration::from_millis(500))));
     println!("after 50 ms idle:       {}", run(1, |words| ping_pong(words, 20, Duration::from_millis(50))));
 }
 

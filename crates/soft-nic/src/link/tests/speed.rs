@@ -39,7 +39,7 @@ fn speed_between_two_processes_is_printed() {
     let fabric = fabric_name();
     let mut link = Link::join(config(&fabric)).unwrap();
     for (bytes, count, window) in
-        [(8, 500_000, 512), (4096, 50_000, 64), (16_384, 12_000, 32), (65_536, 5_000, 32), (1 << 20, 400, 8)]
+        [(8, 100_000, 512), (4096, 10_000, 64), (16_384, 3_000, 32), (65_536, 1_000, 32), (1 << 20, 100, 8)]
     {
         let mut peer = Peer::start("sink", &fabric);
         let [slot, to] = peer.read_line("sink ")[..] else { panic!("two numbers") };

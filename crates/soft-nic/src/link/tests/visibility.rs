@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use measure::need::is_full;
 use mlx5_device::carrier::Inbound as _;
 use mlx5_device::carrier::{Carrier as _, Disposition, PathAddress, Payload, Position, Unsent};
 use mlx5_device::memory::{Order, Segment};
@@ -231,7 +232,8 @@ const SERIES: [Series; 10] = [
 
 #[test]
 fn the_last_word_of_a_write_is_visible_after_all_others() {
-    for series in SERIES {
+    for mut series in SERIES {
+        series.count /= if is_full() { 1 } else { 4 };
         let begun = std::time::Instant::now();
         let torn = run(series);
         println!("{:>40}: {} messages, {torn} torn, {:.1?}", series.name, series.count, begun.elapsed());
