@@ -1,6 +1,7 @@
 //! A report of the committed figures and of made-up results, as text; `browser` looks at it in Chromium.
 
 use std::fs;
+use std::slice::from_ref;
 
 use experiment::measured::Measured;
 use experiment::point::{Point, example};
@@ -391,21 +392,20 @@ fn results_that_are_damaged_or_of_another_version_are_refused_and_the_page_is_of
         (results.clone(), &cut, "cut after"),
     ] {
         fs::write(&file, text).unwrap();
-        let options = Options {
-            out: Some(stage.out()),
-            add: vec![results.clone()],
-            recorded: true,
-            ..Options::default()
-        };
-        let error = run(&options).unwrap_err();
-        let line = error.to_string();
-        assert!(error.is::<Refused>() && line.lines().count() == 1, "{error:#}");
+        let (figures, left_out) = gathered(&root(), &[], from_ref(&results)).unwrap();
+        let [line] = &left_out[..] else { panic!("{left_out:?}") };
         let what =
             [words, &results.display().to_string(), "measure with this version", "the page is without it"];
-        assert!(what.iter().all(|what| line.contains(what)), "{words}: {line}");
-        assert!(fs::remove_file(stage.out().join(PAGE)).is_ok(), "{words}");
+        assert!(line.lines().count() == 1 && what.iter().all(|what| line.contains(what)), "{words}: {line}");
+        assert!(figures.iter().all(|figure| figure.shown.iter().all(|shown| !shown.is_added)), "{words}");
         assert_eq!(fs::read_to_string(&file).unwrap(), *text);
     }
+    // The command writes the page and is refused.
+    let options =
+        Options { out: Some(stage.out()), add: vec![results], recorded: true, ..Options::default() };
+    let error = run(&options).unwrap_err();
+    assert!(error.is::<Refused>() && error.to_string().contains("cut after"), "{error:#}");
+    assert!(stage.out().join(PAGE).is_file());
     let refused = |results: PathBuf| gathered(&root(), &[], &[results]).unwrap().1.remove(0);
     let error = refused(stage.0.join("gone"));
     assert!(error.contains("gone: there is no such file or folder; give the --out"), "{error}");
