@@ -35,7 +35,7 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// A table of a build that found no C++ compiler.
+    /// A table of a build that found no C++ compiler, or of planted kernels in a release build.
     pub const fn none() -> Kernels {
         Kernels(None)
     }

@@ -7,7 +7,8 @@
 //!
 //! A kernel is a function `__global__ void NAME(…)` that is no template. `twin.h` stands in front of each
 //! source and has CUDA's names; `cuda_fp16.h` and `cooperative_groups.h` are the twin's own. `DB_TWIN` is
-//! defined. Without a C++ compiler the table is empty, and looking up a kernel says so.
+//! defined. Without a C++ compiler the table is empty, and looking up a kernel says so. So is a table of
+//! planted kernels in a release build, whose programs run none.
 
 #![forbid(unsafe_code)]
 
@@ -80,16 +81,21 @@ impl Kernels {
         let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
         let package = env::var("CARGO_PKG_NAME").expect("cargo sets the package's name");
         let symbol = format!("host_twin_{}_{}", package.replace('-', "_"), self.name);
-        let has_compiler = self.has_compiler(&out);
-        write(&out, &format!("{}.rs", self.name), &rust_table(&self.name, has_compiler.then_some(&symbol)));
-        if !has_compiler {
+        let is_planted = self.sources.iter().all(|source| !source.defect.is_empty());
+        let is_wanted = !is_planted || env::var("PROFILE").is_ok_and(|profile| profile == "debug");
+        let is_compiled = is_wanted && self.has_compiler(&out);
+        write(&out, &format!("{}.rs", self.name), &rust_table(&self.name, is_compiled.then_some(&symbol)));
+        if !is_wanted {
+            return;
+        }
+        if !is_compiled {
             println!("cargo:warning=no C++ compiler: the host twin will have no {}", self.name);
             // A file that is never there: the next build looks again.
             println!("cargo:rerun-if-changed=no-compiler-was-found");
             return;
         }
         // Planted kernels, those without a defect included, run for moments. Most of the compiler's time
-        // would go into their optimisation, in release builds too.
+        // would go into their optimisation.
         let (mut build, mut planted) = (self.cpp(2), self.cpp(0));
         let mut tables = Vec::new();
         for source in &self.sources {
@@ -246,7 +252,7 @@ fn rust_table(name: &str, symbol: Option<&String>) -> String {
     let constant = name.to_uppercase();
     match symbol {
         None => format!(
-            "/// None: this build found no C++ compiler.\npub static {constant}: host_twin::Kernels = host_twin::Kernels::none();\n"
+            "/// None: this build found no C++ compiler, or is a release build, which has no planted ones.\npub static {constant}: host_twin::Kernels = host_twin::Kernels::none();\n"
         ),
         Some(symbol) => format!(
             "unsafe extern \"C\" {{\n    static {symbol}: host_twin::Table;\n}}\n\
