@@ -20,7 +20,7 @@ use crate::program::{DEADLINE, find, within};
 const COUNT: u64 = 200;
 /// Requests of a run with lists of 16.
 const COUNT_IN_LISTS: u64 = 192;
-/// Requests of an ordinary latency run. Four threads poll in it: on two cores each message is a scheduler's turn.
+/// Requests of a latency run. Four threads poll: on two cores each message is a turn of the scheduler.
 const COUNT_OF_LATENCIES: u64 = 50;
 /// Requests for each size of an `-a` run.
 const COUNT_EACH: u64 = 20;
