@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use cli::{FAILED, INTERRUPTED, emit, sentence, speaks_to_people};
 use measure::Histogram;
-use serving::{Connection, Found, SetupRequest, Transport, model};
+use serving::{Connection, ConnectionError, Found, SetupRequest, Transport, model};
 use slots::Status;
 use slots::client::AnswerError;
 use verbs::connect::Wait;
@@ -127,6 +127,9 @@ impl<'a> ClientRun<'a> {
             match self.turn(stop) {
                 Ok(true) => {}
                 Ok(false) => break None,
+                Err(error) if error.is::<ConnectionError>() && self.connection.ends_soon() => {
+                    break Some(sentence(&error.context("the server is gone")));
+                }
                 Err(error) => break Some(sentence(&error)),
             }
         };

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slots::client::{Answer, AnswerError, AskError, Request};
 use slots::layout::{FLAG_BYTES, PREFIX_BYTES, flag};
@@ -209,6 +209,17 @@ impl Connection {
     /// Whether the server still holds the connection.
     pub fn is_alive(&mut self) -> bool {
         self.session.is_alive()
+    }
+
+    /// Whether the server ends within a second. After an error of this connection: the NIC may notice a dead
+    /// server before the kernel has closed its socket.
+    pub fn ends_soon(&mut self) -> bool {
+        const SOON: Duration = Duration::from_secs(1);
+        let since = Instant::now();
+        while self.is_alive() && since.elapsed() < SOON {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        !self.is_alive()
     }
 
     /// Sends a request. `input`: the bytes of each input. `deadline_ns`: by [`Self::now_ns`]. False: no slot

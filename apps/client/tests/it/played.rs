@@ -54,7 +54,7 @@ pub enum AnswerFault {
     Status(u64, Status),
     /// The flag comes, and the last packet of the message does not.
     Torn(u64),
-    /// The server dies instead.
+    /// The server dies instead: its memory goes first, its connection a while later.
     Die(u64),
     /// Every request takes so many milliseconds, one after the other.
     Slow(u64),
@@ -217,6 +217,8 @@ impl PlayedServer {
             if let Some(work) = self.server.take() {
                 assert_eq!(work.refused, None, "{work:?}");
                 if self.spoil == AnswerFault::Die(work.header.request_id) {
+                    drop(self.slots);
+                    std::thread::sleep(Duration::from_millis(300));
                     return;
                 }
                 self.answer(work.slot, work.header.request_id);

@@ -1,7 +1,6 @@
 //! A client of a mode: writes questions into the service's slots through libibverbs and checks the answers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use echo::kernel::question_word;
@@ -19,9 +18,6 @@ use crate::outcome::Outcome;
 /// Polls without an answer before the core is yielded, and before deadlines and the service are checked.
 const POLLS: u32 = 64;
 const LOOKS: u32 = 1 << 12;
-
-/// A completion with an error may tell of a service's death before the connection does.
-const DIES_WITHIN: Duration = Duration::from_secs(1);
 
 /// Asks a service of this mode, and says what came of it.
 pub fn run(options: &Options, mode: Mode, address: &str, stop: &AtomicBool) -> Result<u8> {
@@ -123,14 +119,7 @@ impl ClientRun {
 
     /// The error of a request or an answer, with its reason where the service has died.
     fn explained(&mut self, error: anyhow::Error) -> anyhow::Error {
-        let since = Instant::now();
-        while self.connection.is_alive() {
-            if since.elapsed() >= DIES_WITHIN {
-                return error;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        error.context("the service is gone")
+        if self.connection.ends_soon() { error.context("the service is gone") } else { error }
     }
 
     /// Errors: an answer that did not come in time, and a service that is gone.
