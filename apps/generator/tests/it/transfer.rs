@@ -212,9 +212,10 @@ fn baselines_measure_something_without_a_device() {
 #[test]
 fn messages_after_pauses_are_timed_one_by_one() {
     need!(device(), nic, "an RDMA device");
-    let run = transfer("--pause 0.02 --count 5 --payload 8");
-    assert_eq!((&run["posted"], &run["batch"], &run["first"]["count"]), (&5.into(), &1.into(), &5.into()));
+    // So long that no busy machine takes as long for a message.
+    let run = transfer("--pause 0.5 --count 3 --payload 8");
+    assert_eq!((&run["posted"], &run["batch"], &run["first"]["count"]), (&3.into(), &1.into(), &3.into()));
     // The pauses are outside the timer, and really were.
-    assert!(run["first"]["p50_ns"].as_f64().unwrap() < 20e6, "{run}");
-    assert!(run["seconds"].as_f64().unwrap() >= 0.1, "{run}");
+    assert!(run["first"]["p50_ns"].as_f64().unwrap() < 0.5e9, "{run}");
+    assert!(run["seconds"].as_f64().unwrap() >= 1.5, "{run}");
 }

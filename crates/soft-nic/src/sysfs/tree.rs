@@ -3,7 +3,7 @@
 //! Pure: no system call. What lies outside the tree is the kernel's; what lies under a shadowed prefix and is
 //! not in the tree does not exist, even if the machine has it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::ops::Bound;
 
 /// Links followed before a path is a loop, as in Linux.
@@ -67,19 +67,23 @@ pub enum Lookup<'t> {
 #[derive(Debug, Default)]
 pub struct Tree {
     nodes: BTreeMap<String, Node>,
+    /// Paths of the directories, by their numbers.
+    directories: Vec<String>,
     shadowed: &'static [&'static str],
 }
 
 impl Tree {
     /// A tree without nodes; paths that start with one of these prefixes (also mid-name) belong to it.
     pub fn shadowing(shadowed: &'static [&'static str]) -> Tree {
-        Tree { nodes: BTreeMap::new(), shadowed }
+        Tree { shadowed, ..Tree::default() }
     }
 
     /// Adds a directory, unless it is there.
     pub fn add_directory(&mut self, path: &str) {
-        let number = self.nodes.len() as u32;
-        self.nodes.entry(path.to_owned()).or_insert(Node::Directory(number));
+        if let btree_map::Entry::Vacant(entry) = self.nodes.entry(path.to_owned()) {
+            entry.insert(Node::Directory(self.directories.len() as u32));
+            self.directories.push(path.to_owned());
+        }
     }
 
     /// Adds a node and the directories above it, down from the shadowed prefix that it lies under.
@@ -113,8 +117,7 @@ impl Tree {
 
     /// The path of the directory with this number.
     pub fn directory(&self, number: u32) -> Option<&str> {
-        let found = self.nodes.iter().find(|(_, node)| **node == Node::Directory(number));
-        found.map(|(path, _)| path.as_str())
+        self.directories.get(number as usize).map(String::as_str)
     }
 
     /// Resolves an absolute path; `follow`: also when its last name is a link.
