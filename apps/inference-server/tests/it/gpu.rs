@@ -31,12 +31,12 @@ const ARRIVALS: [(&str, Arrival); 4] = [
 fn serves_every_way(modes: &[&[&str]], machine: &[&str], expected: &Expected, count: u64) {
     let nic = device().unwrap();
     for (mode, (name, arrival)) in modes.iter().flat_map(|mode| ARRIVALS.map(|arrival| (mode, arrival))) {
-        let options = ["--arrival", name, "--sessions", "4", "--slots", "4", "--mode"];
+        let options = ["--arrival", name, "--sessions", "4", "--slots", "2", "--mode"];
         let (mut server, address) = server(SMALL, &[machine, &options, mode].concat());
         for transport in [Transport::Rc, Transport::Uc, Transport::Rc, Transport::Uc] {
             // A SEND that is lost takes no receive: there is none on UC.
             let transport = if arrival == Arrival::Send { Transport::Rc } else { transport };
-            let setup_request = setup_request(SMALL, 4, arrival, transport);
+            let setup_request = setup_request(SMALL, 2, arrival, transport);
             // Slots of the client before may not be free yet.
             let since = Instant::now();
             let mut client = loop {
@@ -63,8 +63,8 @@ fn kernels_of_the_twin_answer_however_requests_come() {
     need!(device(), nic, "an RDMA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
     let expected = Expected::of_twin(SMALL, 3);
-    serves_every_way(&WAITING, &["--machine", "twin"], &expected, 5);
-    serves_every_way(&DRIVEN, &["--machine", "twin"], &expected, 5);
+    serves_every_way(&WAITING, &["--machine", "twin"], &expected, 3);
+    serves_every_way(&DRIVEN, &["--machine", "twin"], &expected, 3);
 }
 
 /// A client's program against a server of kernels, its answers compared with a reference file.
