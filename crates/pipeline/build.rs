@@ -9,7 +9,7 @@ fn main() {
             .include("kernels")
     };
     includes(host_twin_build::Kernels::new("kernels")).folder("kernels").compile();
-    let planted = includes(host_twin_build::Kernels::new("planted"));
+    let planted = includes(host_twin_build::Kernels::new("planted").for_tests());
     let plant =
         |all: host_twin_build::Kernels, (file, defect): &(&str, &str)| all.planted(*file, defect, defect);
     [

@@ -45,7 +45,7 @@ fn main() {
         return;
     }
     Kernels::new("kernels").include("include").folder("tests/kernels").compile();
-    let planted = Kernels::new("planted").include("include").include("tests/kernels");
+    let planted = Kernels::new("planted").for_tests().include("include").include("tests/kernels");
     let plant = |kernels: Kernels, &(source, defect, define): &(&str, &str, &str)| {
         kernels.planted(format!("tests/kernels/{source}.cu"), defect, define)
     };

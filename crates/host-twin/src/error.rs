@@ -11,10 +11,8 @@ use crate::shared_memory::MAX_SHARED_BYTES;
 #[allow(missing_docs, reason = "each message names its fields")]
 pub enum TwinError {
     /// There are no kernels.
-    #[error(
-        "no kernel {kernel}: this build found no C++ compiler (install g++ and build again), or it is a release build, which has no planted ones"
-    )]
-    NoCompiler { kernel: String },
+    #[error("no kernel {kernel}: {reason}")]
+    NoKernels { kernel: String, reason: &'static str },
     /// No such kernel.
     #[error("no kernel {kernel}; there are: {known}")]
     UnknownKernel { kernel: String, known: String },

@@ -27,7 +27,7 @@ pub struct Table {
 
 /// The kernels of one table, as a build script compiled them ([`crate::include_kernels`]).
 #[derive(Debug, Clone, Copy)]
-pub struct Kernels(Option<*const Table>);
+pub struct Kernels(Result<*const Table, &'static str>);
 
 // SAFETY: the tables are constants.
 unsafe impl Send for Kernels {}
@@ -35,9 +35,9 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// A table of a build that found no C++ compiler, or of planted kernels in a release build.
-    pub const fn none() -> Kernels {
-        Kernels(None)
+    /// A table without kernels, and why it has none.
+    pub const fn none(reason: &'static str) -> Kernels {
+        Kernels(Err(reason))
     }
 
     /// A table that `host_twin_build` wrote.
@@ -45,14 +45,12 @@ impl Kernels {
     /// # Safety
     /// It is one.
     pub const unsafe fn of(table: *const Table) -> Kernels {
-        Kernels(Some(table))
+        Kernels(Ok(table))
     }
 
     /// The kernel of that name, as its source writes it; of one compiled with a defect, `name+defect`.
     pub fn find(&self, name: &str) -> Result<Kernel, TwinError> {
-        let Some(table) = self.0 else {
-            return Err(TwinError::NoCompiler { kernel: name.to_owned() });
-        };
+        let table = self.0.map_err(|reason| TwinError::NoKernels { kernel: name.to_owned(), reason })?;
         // SAFETY: `of`'s caller vouches for the table, which is a constant.
         let table = unsafe { &*table };
         // SAFETY: it has as many pointers as it says.

@@ -7,8 +7,8 @@
 //!
 //! A kernel is a function `__global__ void NAME(…)` that is no template. `twin.h` stands in front of each
 //! source and has CUDA's names; `cuda_fp16.h` and `cooperative_groups.h` are the twin's own. `DB_TWIN` is
-//! defined. Without a C++ compiler the table is empty, and looking up a kernel says so. So is a table of
-//! planted kernels in a release build, whose programs run none.
+//! defined. Without a C++ compiler the table is empty, and looking up a kernel says so; so is a table for
+//! tests in a release build.
 
 #![forbid(unsafe_code)]
 
@@ -27,7 +27,12 @@ pub struct Kernels {
     name: String,
     sources: Vec<Source>,
     includes: Vec<PathBuf>,
+    is_for_tests: bool,
 }
+
+/// Why a table has no kernels.
+const NO_COMPILER: &str = "this build found no C++ compiler; install g++ and build again";
+const RELEASE: &str = "a release build has no kernels of tests; leave --release out";
 
 #[derive(Debug)]
 struct Source {
@@ -40,7 +45,12 @@ impl Kernels {
     /// An empty table of that name, in lower case: `host_twin::include_kernels!` takes the same.
     pub fn new(name: &str) -> Kernels {
         println!("cargo:rerun-if-changed={HEADERS}");
-        Kernels { name: name.to_owned(), sources: Vec::new(), includes: vec![HEADERS.into()] }
+        Kernels {
+            name: name.to_owned(),
+            sources: Vec::new(),
+            includes: vec![HEADERS.into()],
+            is_for_tests: false,
+        }
     }
 
     /// Kernels of one source.
@@ -68,6 +78,12 @@ impl Kernels {
         self
     }
 
+    /// Tests alone run them: a release build leaves them out.
+    pub fn for_tests(mut self) -> Kernels {
+        self.is_for_tests = true;
+        self
+    }
+
     /// A folder of headers, before those of the twin.
     pub fn include(mut self, path: impl Into<PathBuf>) -> Kernels {
         let path = path.into();
@@ -81,14 +97,18 @@ impl Kernels {
         let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
         let package = env::var("CARGO_PKG_NAME").expect("cargo sets the package's name");
         let symbol = format!("host_twin_{}_{}", package.replace('-', "_"), self.name);
-        let is_planted = self.sources.iter().all(|source| !source.defect.is_empty());
-        let is_wanted = !is_planted || env::var("PROFILE").is_ok_and(|profile| profile == "debug");
-        let is_compiled = is_wanted && self.has_compiler(&out);
-        write(&out, &format!("{}.rs", self.name), &rust_table(&self.name, is_compiled.then_some(&symbol)));
-        if !is_wanted {
+        let is_left_out = self.is_for_tests && env::var("PROFILE").is_ok_and(|profile| profile == "release");
+        let has_compiler = is_left_out || self.has_compiler(&out);
+        let kernels = match (is_left_out, has_compiler) {
+            (true, _) => Err(RELEASE),
+            (_, false) => Err(NO_COMPILER),
+            _ => Ok(symbol.as_str()),
+        };
+        write(&out, &format!("{}.rs", self.name), &rust_table(&self.name, kernels));
+        if is_left_out {
             return;
         }
-        if !is_compiled {
+        if !has_compiler {
             println!("cargo:warning=no C++ compiler: the host twin will have no {}", self.name);
             // A file that is never there: the next build looks again.
             println!("cargo:rerun-if-changed=no-compiler-was-found");
@@ -248,13 +268,13 @@ fn table(symbol: &str, tables: &[String]) -> String {
 }
 
 /// What `host_twin::include_kernels!` includes.
-fn rust_table(name: &str, symbol: Option<&String>) -> String {
+fn rust_table(name: &str, kernels: Result<&str, &str>) -> String {
     let constant = name.to_uppercase();
-    match symbol {
-        None => format!(
-            "/// None: this build found no C++ compiler, or is a release build, which has no planted ones.\npub static {constant}: host_twin::Kernels = host_twin::Kernels::none();\n"
+    match kernels {
+        Err(reason) => format!(
+            "/// None: {reason}.\npub static {constant}: host_twin::Kernels = host_twin::Kernels::none({reason:?});\n"
         ),
-        Some(symbol) => format!(
+        Ok(symbol) => format!(
             "unsafe extern \"C\" {{\n    static {symbol}: host_twin::Table;\n}}\n\
              /// The kernels that this crate's build script compiled for the host twin.\n\
              pub static {constant}: host_twin::Kernels = {{\n\

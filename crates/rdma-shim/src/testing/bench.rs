@@ -29,7 +29,7 @@ static TURN: Mutex<()> = Mutex::new(());
 impl Bench {
     /// The host twin; `seed` orders its stores' visibility. Error: `kernels` were built without a compiler.
     pub fn twin(kernels: &Kernels, context: &Context, seed: u64) -> Result<Bench, String> {
-        if let Err(error @ TwinError::NoCompiler { .. }) = kernels.find("any") {
+        if let Err(error @ TwinError::NoKernels { .. }) = kernels.find("any") {
             return Err(error.to_string());
         }
         let visibility = Visibility::Weak { seed };
