@@ -127,10 +127,7 @@ impl<'a> ClientRun<'a> {
             match self.turn(stop) {
                 Ok(true) => {}
                 Ok(false) => break None,
-                Err(error) if error.is::<ConnectionError>() && self.connection.ends_soon() => {
-                    break Some(sentence(&error.context("the server is gone")));
-                }
-                Err(error) => break Some(sentence(&error)),
+                Err(error) => break Some(sentence(&self.explained(error))),
             }
         };
         self.connection.settle();
@@ -142,6 +139,17 @@ impl<'a> ClientRun<'a> {
         }
         outcome.error = ended;
         self.tally.outcome
+    }
+
+    /// The error that ends a run, with its reason where the server has died.
+    fn explained(&mut self, error: anyhow::Error) -> anyhow::Error {
+        use ConnectionError::{Completion, Post};
+        let is_of_the_nic = matches!(error.downcast_ref(), Some(Completion { .. } | Post { .. }));
+        if is_of_the_nic && self.connection.closes_soon() {
+            error.context("the server is gone")
+        } else {
+            error
+        }
     }
 
     /// Sends due requests and takes one answer, if any. False: all is done, or the user stopped the run.

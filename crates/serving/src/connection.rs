@@ -211,15 +211,17 @@ impl Connection {
         self.session.is_alive()
     }
 
-    /// Whether the server ends within a second. After an error of this connection: the NIC may notice a dead
+    /// Waits up to a second for the server to close the connection; whether it did. The NIC may notice a dead
     /// server before the kernel has closed its socket.
-    pub fn ends_soon(&mut self) -> bool {
-        const SOON: Duration = Duration::from_secs(1);
+    pub fn closes_soon(&mut self) -> bool {
         let since = Instant::now();
-        while self.is_alive() && since.elapsed() < SOON {
+        while self.is_alive() {
+            if since.elapsed() > Duration::from_secs(1) {
+                return false;
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
-        !self.is_alive()
+        true
     }
 
     /// Sends a request. `input`: the bytes of each input. `deadline_ns`: by [`Self::now_ns`]. False: no slot

@@ -218,7 +218,7 @@ impl PlayedServer {
                 assert_eq!(work.refused, None, "{work:?}");
                 if self.spoil == AnswerFault::Die(work.header.request_id) {
                     drop(self.slots);
-                    std::thread::sleep(Duration::from_millis(300));
+                    std::thread::sleep(Duration::from_millis(700));
                     return;
                 }
                 self.answer(work.slot, work.header.request_id);

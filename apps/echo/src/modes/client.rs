@@ -119,7 +119,7 @@ impl ClientRun {
 
     /// The error of a request or an answer, with its reason where the service has died.
     fn explained(&mut self, error: anyhow::Error) -> anyhow::Error {
-        if self.connection.ends_soon() { error.context("the service is gone") } else { error }
+        if self.connection.closes_soon() { error.context("the service is gone") } else { error }
     }
 
     /// Errors: an answer that did not come in time, and a service that is gone.
