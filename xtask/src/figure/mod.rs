@@ -207,9 +207,9 @@ fn execute_on(
     }
     let receiver = Receiver::find(nic, peer, &logs)?;
     let link_gbps = probe.link_gbps(nic);
-    let (receiver, logs) = (&receiver, logs.as_path());
+    let logs = logs.as_path();
     let mut bench =
-        Bench { spec, transfer, programs, nic, receiver, logs, provenance: &provenance, link_gbps };
+        Bench { spec, transfer, programs, nic, receiver, peer, logs, provenance: &provenance, link_gbps };
     let measure = |bench: &mut dyn run::Bench| samples::measure(experiment, &how, &provenance, &grid, bench);
     let earlier = match nic {
         Nic::Nodes(nodes) => {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use measure::provenance::Host;
 use measure::{Label, Provenance, Revision};
 use serde::Deserialize;
@@ -170,7 +170,7 @@ pub enum Receiver {
         /// Host and port.
         address: String,
         /// The session that keeps it running, if this command started it.
-        _session: Option<Box<JsonProgram>>,
+        session: Option<Box<JsonProgram>>,
     },
 }
 
@@ -188,13 +188,23 @@ pub struct Peer<'a> {
 }
 
 impl Receiver {
+    /// Starts another one in place of one that we started on another host and that has ended.
+    pub fn renew(&mut self, nic: &Nic, peer: Option<Peer<'_>>, logs: &Path) -> Result<()> {
+        let Receiver::Standing { session: Some(session), .. } = self else { return Ok(()) };
+        let Some(ended) = session.child.poll()? else { return Ok(()) };
+        say!("the receiver on the other host has ended ({ended:?}); another one is started");
+        // A refusal would end the run.
+        *self = Receiver::find(nic, peer, logs).map_err(|error| anyhow!("another receiver: {error:#}"))?;
+        Ok(())
+    }
+
     /// The receiver for `nic`: started over ssh on `peer`, or by hand on a host that the user then names.
     pub fn find(nic: &Nic, peer: Option<Peer<'_>>, logs: &Path) -> Result<Receiver> {
         let device = match nic {
             Nic::Software { .. } => return Ok(Receiver::Each),
             Nic::Nodes(nodes) => {
                 let (address, session) = nodes.receiver(logs)?;
-                return Ok(Receiver::Standing { address, _session: Some(Box::new(session)) });
+                return Ok(Receiver::Standing { address, session: Some(Box::new(session)) });
             }
             Nic::Card { device } => device,
         };
@@ -209,7 +219,7 @@ impl Receiver {
             let host = line.trim();
             let why = "no address of the other host was given; type it, or start again with --peer HOST";
             ensure!(!host.is_empty(), refused(why));
-            return Ok(Receiver::Standing { address: format!("{host}:{PORT}"), _session: None });
+            return Ok(Receiver::Standing { address: format!("{host}:{PORT}"), session: None });
         };
         let mut command = Command::new(ssh);
         command.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host]);
@@ -218,7 +228,7 @@ impl Receiver {
         let mut session = JsonProgram::start(&mut command, &logs.join("receiver.log"))?;
         let Err(error) = session.json("listening", WAIT) else {
             let address = format!("{host}:{port}");
-            return Ok(Receiver::Standing { address, _session: Some(Box::new(session)) });
+            return Ok(Receiver::Standing { address, session: Some(Box::new(session)) });
         };
         let error = format!("{error:#}");
         let by_hand = format!("run `generator {}` there and leave --peer out here", listen(port));

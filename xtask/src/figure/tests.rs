@@ -480,18 +480,23 @@ fn a_card_s_receiver_is_started_over_ssh_and_takes_every_point() {
     execute_on(&nic, Some(peer), &experiment, &options(false), &stage.out, &programs).unwrap();
     let points = stage.points();
     assert_eq!((points.len(), points.iter().all(Point::is_whole)), (8, true));
-    let from = &points[0].provenance;
-    assert_eq!(
-        (&from.nic_options["active_mtu"], &from.nic_options["link_layer"]),
-        (&4096.into(), &"ib".into())
-    );
-    assert!(!from.nic_options["firmware"].as_str().unwrap().is_empty());
+    let from = &points[0].provenance.nic_options;
+    assert_eq!((&from["active_mtu"], &from["link_layer"]), (&4096.into(), &"ib".into()));
+    assert!(!from["firmware"].as_str().unwrap().is_empty());
     let said = fs::read_to_string(stage.out.with_file_name("ssh-arguments")).unwrap();
     let words: Vec<&str> = said.lines().collect();
     assert!(words.contains(&"BatchMode=yes") && words[words.len() - 2] == "127.0.0.1", "{said}");
     assert!(words[words.len() - 1].contains("peer'\\''s generator' --listen 0.0.0.0:"), "{said}");
     assert!(!said.contains(&programs.generator.display().to_string()), "{said}");
 
+    // One that ends after three points is followed by another; the point that it ends in may be missing.
+    fs::remove_dir_all(&stage.out).unwrap();
+    fs::create_dir_all(stage.out.join("logs")).unwrap();
+    let three = "/bin/sh -c \"exec $(echo \"$last\" | sed 's/--sessions 0/--sessions 3/')\"";
+    let peer = Peer { ssh: &on_softnic(&stage, "ssh", three), ..peer };
+    let _ = execute_on(&nic, Some(peer), &experiment, &options(false), &stage.out, &programs);
+    let whole = stage.points().iter().filter(|point| point.is_whole()).count();
+    assert!(whole > 3, "{whole} points");
     // A peer without our generator is refused with what can be done.
     let peer = Peer { generator: "no-such-generator", ..peer };
     let error =

@@ -13,7 +13,7 @@ use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 
 use super::cpu::ProcessSnapshot;
-use super::nic::{Nic, Programs, Receiver};
+use super::nic::{Nic, Peer, Programs, Receiver};
 use crate::descendants::descendants;
 use crate::process::{Ended, JsonProgram, WAIT};
 use crate::refused::refused;
@@ -172,7 +172,8 @@ pub struct Bench<'a> {
     pub transfer: Transfer,
     pub programs: &'a Programs,
     pub nic: &'a Nic,
-    pub receiver: &'a Receiver,
+    pub receiver: Receiver,
+    pub peer: Option<Peer<'a>>,
     pub logs: &'a Path,
     pub provenance: &'a Provenance,
     /// Rate of the port, where it means something.
@@ -235,7 +236,8 @@ impl run::Bench for Bench<'_> {
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
         let series = &key.series;
         let mut receiver = None;
-        let address = match self.receiver {
+        self.receiver.renew(self.nic, self.peer, self.logs)?;
+        let address = match &self.receiver {
             Receiver::Standing { address, .. } => address.clone(),
             Receiver::Each => {
                 let mut command = self.nic.generator(self.programs)?;
