@@ -28,15 +28,15 @@ const ARRIVALS: [(&str, Arrival); 4] = [
 ];
 
 /// Clients of both transports, by each arrival; the second ones get queues and slots of the first.
-fn serves_every_way(modes: &[&[&str]], machine: &[&str], expected: &Expected, count: u64) {
+fn serves_every_way(modes: &[&[&str]], machine: &[&str], expected: &Expected, (slots, count): (u16, u64)) {
     let nic = device().unwrap();
     for (mode, (name, arrival)) in modes.iter().flat_map(|mode| ARRIVALS.map(|arrival| (mode, arrival))) {
-        let options = ["--arrival", name, "--sessions", "4", "--slots", "2", "--mode"];
+        let options = ["--arrival", name, "--sessions", "4", "--slots", &slots.to_string(), "--mode"];
         let (mut server, address) = server(SMALL, &[machine, &options, mode].concat());
         for transport in [Transport::Rc, Transport::Uc, Transport::Rc, Transport::Uc] {
             // A SEND that is lost takes no receive: there is none on UC.
             let transport = if arrival == Arrival::Send { Transport::Rc } else { transport };
-            let setup_request = setup_request(SMALL, 2, arrival, transport);
+            let setup_request = setup_request(SMALL, slots, arrival, transport);
             // Slots of the client before may not be free yet.
             let since = Instant::now();
             let mut client = loop {
@@ -63,8 +63,8 @@ fn kernels_of_the_twin_answer_however_requests_come() {
     need!(device(), nic, "an RDMA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
     let expected = Expected::of_twin(SMALL, 3);
-    serves_every_way(&WAITING, &["--machine", "twin"], &expected, 3);
-    serves_every_way(&DRIVEN, &["--machine", "twin"], &expected, 3);
+    serves_every_way(&WAITING, &["--machine", "twin"], &expected, (2, 3));
+    serves_every_way(&DRIVEN, &["--machine", "twin"], &expected, (2, 3));
 }
 
 /// A client's program against a server of kernels, its answers compared with a reference file.
@@ -324,7 +324,7 @@ fn gpu_kernels_answer_however_requests_come() {
     need!(gpu(), gpu, "one CUDA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
     for place in ["gpu", "host"] {
-        serves_every_way(&WAITING, &["--place", place], &near(SMALL), 50);
+        serves_every_way(&WAITING, &["--place", place], &near(SMALL), (4, 50));
     }
 }
 
@@ -333,7 +333,7 @@ fn gpu_driven_by_this_processor_answers_however_requests_come() {
     need!(device(), nic, "an RDMA device");
     need!(gpu(), gpu, "one CUDA device");
     need!(inference::engine::has_twin(), cc, "a C++ compiler");
-    serves_every_way(&DRIVEN, &[], &near(SMALL), 50);
+    serves_every_way(&DRIVEN, &[], &near(SMALL), (4, 50));
 }
 
 #[test]
