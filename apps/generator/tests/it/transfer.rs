@@ -212,7 +212,7 @@ fn baselines_measure_something_without_a_device() {
 #[test]
 fn messages_after_pauses_are_timed_one_by_one() {
     need!(device(), nic, "an RDMA device");
-    // So long that no busy machine takes as long for a message.
+    // The pause is longer than a message takes on a busy machine.
     let run = transfer("--pause 0.5 --count 3 --payload 8");
     assert_eq!((&run["posted"], &run["batch"], &run["first"]["count"]), (&3.into(), &1.into(), &3.into()));
     // The pauses are outside the timer, and really were.

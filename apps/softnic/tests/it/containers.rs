@@ -50,10 +50,10 @@ fn two_containers_without_a_capability_write_to_each_other_with_no_option_but_th
         empty.wait(LIMIT).and_then(|ended| ended.success().then_some(()).ok_or_else(|| empty.tail()))
     };
     measure::need!(allowed(), "process and mount namespaces");
-    let server = "grep CapEff /proc/self/status; exec \"$1\" run --link-layer roce -- ib_write_bw -n 200";
+    let server = "grep CapEff /proc/self/status; exec \"$1\" run --link-layer roce -- ib_write_bw";
     let [to, from] = Hosts::ADDRESSES;
     let client = format!(
-        "for try in $(seq 100); do \"$1\" run --link-layer roce -- ib_write_bw -n 200 {to} && exit; sleep 0.1; done; exit 1"
+        "for try in $(seq 100); do \"$1\" run --link-layer roce -- ib_write_bw {to} && exit; sleep 0.1; done; exit 1"
     );
     let mut server = start(&hosts, 0, server);
     let mut client = start(&hosts, 1, &client);

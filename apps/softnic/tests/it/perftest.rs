@@ -20,7 +20,7 @@ use crate::program::{DEADLINE, find, within};
 const COUNT: u64 = 200;
 /// Requests of a run with lists of 16.
 const COUNT_IN_LISTS: u64 = 192;
-/// Requests of a latency run. Four threads poll: on two cores each message is a turn of the scheduler.
+/// Requests of an ordinary latency run. Four threads poll: on two cores each message is a scheduler's turn.
 const COUNT_OF_LATENCIES: u64 = 50;
 /// Requests for each size of an `-a` run.
 const COUNT_EACH: u64 = 20;
@@ -439,8 +439,8 @@ fn the_pump_changes_no_count() {
         ("ib_read_lat", "RC", &[], "read", 64),
     ];
     for (row, [server, client]) in rows.iter().zip(configured("pump = true\n", rows)) {
-        // Only an empty poll pumps. Whoever posts many requests, or receives them, may find each completion
-        // there already. In 200 round trips the NIC's thread is not always faster than the next instruction.
+        // Only an empty poll pumps. A bandwidth run may find each completion there already: no poll is empty.
+        // Of 200 round trips at least one poll comes before its completion.
         let polls_empty = row.0.ends_with("_lat");
         assert!(!polls_empty || client.value("pump_ns") > 0, "{row:?}: the client polls, nothing was pumped");
         if row.3 != "send" {
