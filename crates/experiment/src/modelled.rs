@@ -100,7 +100,11 @@ fn fills_from(post_ns: f64) -> Option<u64> {
     }
     while long - too_short > 1 {
         let middle = too_short.midpoint(long);
-        *if fills(middle) { &mut long } else { &mut too_short } = middle;
+        if fills(middle) {
+            long = middle;
+        } else {
+            too_short = middle;
+        }
     }
     Some(long)
 }

@@ -179,8 +179,9 @@ pub fn finish(figures: &mut [Figure], root: &Path) -> Result<()> {
     let mut days: BTreeMap<String, Option<String>> = BTreeMap::new();
     let mut undrawn = Vec::new();
     for figure in figures {
-        let (number, name) = (figure.number(), figure.name().to_owned());
+        let number = figure.number();
         if figure.shown.is_empty() {
+            let name = &figure.paper.name;
             let all = pictures(&figure.experiment, &[], &[], &[])?.into_iter();
             let alone = |picture: Picture| Drawn { stem: format!("{name}-{}", picture.name), picture };
             figure.alone = all.map(alone).collect();

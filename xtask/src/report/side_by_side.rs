@@ -5,24 +5,24 @@ use std::{iter, thread};
 
 use anyhow::{Result, anyhow};
 
-/// What `made` makes of each, in their order, by a thread a core, at most 8.
-pub fn side_by_side<T: Send, R: Send>(all: Vec<T>, made: impl Fn(T) -> Result<R> + Sync) -> Result<Vec<R>> {
+/// The results of `work` on each, in their order, by a thread a core, at most 8. Error: the first one's.
+pub fn side_by_side<T: Send, R: Send>(all: Vec<T>, work: impl Fn(T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let next = Mutex::new(all.into_iter().enumerate());
-    let work = || {
+    let worker = || {
         let take = || next.lock().ok()?.next();
-        iter::from_fn(take).map(|(at, one)| Ok((at, made(one)?))).collect::<Result<Vec<_>>>()
+        iter::from_fn(take).map(|(at, one)| (at, work(one))).collect::<Vec<_>>()
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(8);
-    let all = thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let ended = |thread: thread::ScopedJoinHandle<'_, _>| {
-            thread.join().unwrap_or_else(|_| Err(anyhow!("a thread of the report failed")))
-        };
-        threads.into_iter().map(ended).collect::<Result<Vec<_>>>()
-    })?;
-    let mut all: Vec<(usize, R)> = all.into_iter().flatten().collect();
+    let joined: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
+    });
+    let mut all = Vec::new();
+    for results in joined {
+        all.extend(results.map_err(|_| anyhow!("a thread of the report failed"))?);
+    }
     all.sort_by_key(|(at, _)| *at);
-    Ok(all.into_iter().map(|(_, made)| made).collect())
+    all.into_iter().map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]

@@ -359,7 +359,7 @@ fn an_interrupted_run_is_named_with_the_command_that_goes_on_with_it() {
     let stage = Stage::new("unfinished");
     let results = stage.run(|_| ());
     fs::remove_file(results.join("summary.json")).unwrap();
-    let (_, left_out) = gathered(&root(), &[], std::slice::from_ref(&results)).unwrap();
+    let (_, left_out) = gathered(&root(), &[], from_ref(&results)).unwrap();
     let command =
         format!("unfinished: go on with `cargo xtask figure 4 --resume --out {}`", results.display());
     assert!(left_out.len() == 1 && left_out[0].contains(&command), "{left_out:?}");

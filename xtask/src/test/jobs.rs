@@ -138,7 +138,7 @@ pub fn plan(suites: Vec<Suite>, extent: Extent) -> Vec<Job> {
     let (on_nic, plain): (Vec<Suite>, Vec<Suite>) = suites.into_iter().partition(|suite| suite.nic.is_some());
     for suite in plain.into_iter().chain(on_nic) {
         let lane = match suite.package.as_str() {
-            // It takes longest but for those that wait, and the first lane's builds are done.
+            // The longest suite that does not wait; the lane has finished its builds.
             "xtask" => 0,
             package if WAIT.contains(&package) => 2,
             _ => 1,
