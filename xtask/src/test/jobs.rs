@@ -1,8 +1,7 @@
 //! What a run consists of, in which order, and what runs beside what.
 //!
-//! Three lanes: one builds for users, lints and runs the suite of these commands, one builds test programs
-//! and runs most suites, one runs suites that wait more than they compute. Cargo's lock on each target folder
-//! keeps its builds apart.
+//! Three lanes: one builds for users and lints, one builds test programs and runs most suites, one runs
+//! suites that wait more than they compute. Cargo's lock on each target folder keeps its builds apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
@@ -137,12 +136,7 @@ pub fn plan(suites: Vec<Suite>, extent: Extent) -> Vec<Job> {
     // Suites that need no program of the release build come first.
     let (on_nic, plain): (Vec<Suite>, Vec<Suite>) = suites.into_iter().partition(|suite| suite.nic.is_some());
     for suite in plain.into_iter().chain(on_nic) {
-        let lane = match suite.package.as_str() {
-            // The longest suite that does not wait; the lane has finished its builds.
-            "xtask" => 0,
-            package if WAIT.contains(&package) => 2,
-            _ => 1,
-        };
+        let lane = if WAIT.contains(&suite.package.as_str()) { 2 } else { 1 };
         let after: &[&str] = match starts_programs(&suite) {
             true if is_with_dist && suite.package == "xtask" => &[TEST_PROGRAMS, RELEASE_BUILD, DIST],
             true => &[TEST_PROGRAMS, RELEASE_BUILD],
