@@ -31,7 +31,7 @@ with_libraries() {
         esac
     done
 }
-for program in ip rdma ibv_devinfo ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ib_write_bw ib_read_bw ib_send_bw ib_atomic_bw rping; do
+for program in ip tc rdma ibv_devinfo ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ib_write_bw ib_read_bw ib_send_bw ib_atomic_bw rping; do
     with_libraries "$(command -v $program)" /usr/bin/
 done
 provider=/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so
@@ -43,7 +43,7 @@ echo 'root:x:0:0:root:/root:/bin/sh' > root/etc/passwd
 echo '127.0.0.1 localhost' > root/etc/hosts
 modules=kernel/lib/modules/$release
 cp $modules/modules.builtin $modules/modules.builtin.modinfo $modules/modules.order "root/lib/modules/$release/"
-for module in virtio_pci virtio_rng virtio_net rdma_rxe ib_uverbs rdma_ucm 9p 9pnet_virtio crc32_generic crc32-pclmul; do
+for module in virtio_pci virtio_rng virtio_net rdma_rxe ib_uverbs rdma_ucm 9p 9pnet_virtio crc32_generic crc32-pclmul sch_netem; do
     modprobe -d "$PWD/kernel" -S "$release" --show-depends $module | sed -n "s|^insmod $PWD/kernel/\([^ ]*\).*|\1|p"
 done | sort -u | while read -r file; do
     mkdir -p "root/$(dirname "$file")"

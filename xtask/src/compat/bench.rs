@@ -156,7 +156,11 @@ impl Bench {
         let guest = self.guest(program).map_err(|why| anyhow!(why))?;
         let commands = row.commands();
         let [server, client] = &commands[..] else { bail!("a row with `kernel` has a server and a client") };
-        let of = |command: &str, end| kernel::filled(&program.filled(command, at.port), end, kernel);
+        let loses = row.nic.iter().any(|option| option == "--loss");
+        let of = |command: &str, end| {
+            let filled = kernel::filled(&program.filled(command, at.port), end, kernel);
+            if loses && end == kernel { kernel::losing(&filled) } else { filled }
+        };
         let on_nic = |number: usize, command: &str| {
             self.on_nic(guest.beside(&self.softnic), program, row, at, number, command)
         };
@@ -182,7 +186,13 @@ impl Bench {
         // A row that is to show what is done about lost packets has to lose some.
         let counters = lines(std::slice::from_ref(&stats))?;
         let lost = ["injected_lost_requests", "injected_lost_replies"].map(|name| counted(&counters, name));
-        ensure!(!row.nic.iter().any(|option| option == "--loss") || lost != [0, 0], "the NIC lost no packet");
+        ensure!(!loses || lost != [0, 0], "the NIC lost no packet");
+        if loses {
+            let said = &sides[usize::from(kernel == End::Client)].said;
+            let [sent, lost] = kernel::sent_and_lost(said).context("tc does not say what the guest lost")?;
+            // Of few packets none may be lost.
+            ensure!(lost > 0 || sent < 1000, "the guest lost none of {sent} packets");
+        }
         Ok((sides.into(), vec![stats]))
     }
 

@@ -53,6 +53,25 @@ pub fn filled(command: &str, end: End, kernel: End) -> String {
     command.replace("{device}", device).replace("{gid}", gid).replace("{server}", server)
 }
 
+/// A command of the guest whose Ethernet loses 1 % of what leaves it meanwhile; then what was sent and lost.
+pub fn losing(command: &str) -> String {
+    let tc = "/usr/bin/tc qdisc";
+    format!(
+        "{tc} replace dev eth0 root netem loss 1% || exit; {command}; rc=$?\n/usr/bin/tc -s qdisc show dev eth0\n\
+         {tc} del dev eth0 root; exit $rc"
+    )
+}
+
+/// Packets that the guest's Ethernet sent and lost, by what `tc` said behind a command.
+pub fn sent_and_lost(said: &str) -> Option<[u64; 2]> {
+    let (_, shown) = said.rsplit_once("qdisc netem")?;
+    let number = |behind: &str, before: &str| {
+        let word = shown.split_once(behind)?.1.split_once(before)?.0;
+        word.split(' ').next_back()?.parse().ok()
+    };
+    Some([number("Sent ", " pkt")?, number("(dropped ", ",")?])
+}
+
 pub struct Guest {
     /// Ends before the namespace.
     qemu: ChildGuard,
@@ -211,6 +230,13 @@ mod tests {
         ] {
             assert_eq!(super::filled(command, end, kernel), filled);
         }
+    }
+
+    #[test]
+    fn what_the_guest_lost_is_told_by_tc() {
+        let shown = "x\nqdisc netem 8001: root refcnt 2 limit 1000 loss 1%\n Sent 1638 bytes 1234 pkt (dropped 12, overlimits 0 requeues 0)\n";
+        assert_eq!(sent_and_lost(shown), Some([1234, 12]));
+        assert_eq!(sent_and_lost("Error: Exclusivity flag on, cannot modify."), None);
     }
 
     #[test]
