@@ -68,11 +68,14 @@ fn claims(tree: &Tree) -> Vec<[String; 6]> {
             .collect();
         let spec = experiment.as_ref().map(|experiment| &experiment.spec);
         all.extend(claims.into_iter().map(|claim| {
-            let [options, time, verdict, by] = match claim.rule {
-                Rule::Background {} => ["", "none", "background", "none"].map(str::to_owned),
-                _ => recorded(&judged, spec, &claim.id),
+            let [command, time, verdict, by] = match claim.rule {
+                Rule::Background {} => ["none", "none", "background", "none"].map(str::to_owned),
+                _ => {
+                    let [options, rest @ ..] = recorded(&judged, spec, &claim.id);
+                    let [time, verdict, by] = rest;
+                    [format!("`cargo xtask figure {figure}{options}`"), time, verdict, by]
+                }
             };
-            let command = format!("`cargo xtask figure {figure}{options}`");
             [format!("`{}`", claim.id), claim.text, command, time, verdict, by]
         }));
     }
@@ -167,7 +170,7 @@ mod tests {
         full = { repeat = 1, seconds = 2.0 }\ngrid = { series = [\"s\", \"t\"], repeat = 1, seconds = 20.0 }\n";
     const A: &str =
         "| `a` | t | `cargo xtask figure 9` | ≥ 3 min, 9 points (today 2) | in part | m (emulated) |\n";
-    const B: &str = "| `b` | t | `cargo xtask figure 9` | none | background | none |\n";
+    const B: &str = "| `b` | t | none | none | background | none |\n";
 
     /// Entries that gave claim `a` their verdicts when its rule asked for `asked`.
     fn measured(took_s: Option<f64>, asked: u32, values: &Value) -> String {
