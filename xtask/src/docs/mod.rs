@@ -1,7 +1,9 @@
-//! `cargo xtask docs`: the book of `docs/`, built by mdBook, and its tables made from measured results.
+//! `cargo xtask docs`: the book of `docs/`, built by mdBook, its tables made from measured results, and its
+//! tutorials followed.
 
 pub mod picture;
 pub mod tables;
+mod tutorial;
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,6 +24,12 @@ pub struct Options {
     /// Write the tables and the picture that are made from recorded results again, and build nothing.
     #[arg(long)]
     tables: bool,
+    /// Run a tutorial of docs/tutorials/ as it stands, and say how long each section takes.
+    #[arg(long, value_name = "TUTORIAL", conflicts_with = "tables")]
+    follow: Option<String>,
+    /// Keep these times in docs/tutorials/times.json; refuses a tree with changes.
+    #[arg(long, requires = "follow")]
+    record: bool,
     /// Install nothing: without mdBook, print the command that installs it and stop.
     #[arg(long)]
     no_install: bool,
@@ -31,6 +39,9 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     if options.tables {
         return write_tables();
+    }
+    if let Some(page) = &options.follow {
+        return tutorial::follow(page, options.record);
     }
     let book = target_dir().join("book");
     let mut mdbook = Command::new(mdbook(options.no_install)?);

@@ -11,6 +11,7 @@ use experiment::table::Row;
 use experiment::verdict::{Judged, Verdict, judge};
 use measure::Provenance;
 
+use super::tutorial;
 use crate::compat::results;
 use crate::figure::serving;
 use crate::tidy::artifact;
@@ -41,6 +42,9 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
     }
     if name == "claims" {
         return Ok(markdown(&artifact::rows(tree)));
+    }
+    if let Some(page) = name.strip_prefix("times ") {
+        return Ok(markdown(&tutorial::rows(tree, page)?));
     }
     let (name, numbers) = name.split_once(": ").unwrap_or((name, ""));
     let (name, x) = name.split_once(" by ").map_or((name, None), |(name, x)| (name, Some(x)));

@@ -18,21 +18,14 @@ use origin::NumberChoice;
 use page::Page;
 use quantity::{Quantity, Unit};
 
-/// Pages that are the only record of what they measured, so that figures may stand without a source:
-/// laboratory notes, and how long a tutorial's steps took on the machine that it names.
-pub const NOTES: [&str; 12] = [
+/// Laboratory notes are the only record of what they measured, so that figures may stand without a source.
+pub const NOTES: [&str; 6] = [
     "docs/notes/copies.md",
     "docs/notes/idle.md",
     "docs/notes/lost-contexts.md",
     "docs/notes/posting-costs.md",
     "docs/notes/small-messages.md",
     "docs/notes/soft-roce.md",
-    "docs/tutorial.md",
-    "docs/tutorials/one-machine.md",
-    "docs/tutorials/own-kernel.md",
-    "docs/tutorials/rdma-developer.md",
-    "docs/tutorials/two-machines.md",
-    "docs/tutorials/two-namespaces.md",
 ];
 
 #[derive(Debug, Default, PartialEq, Eq)]
