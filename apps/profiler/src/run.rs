@@ -160,13 +160,10 @@ fn connections() -> Result<u32> {
 
 /// The GPU's time of one run alone, the host having launched it: the median.
 fn span_ns(instance: &Instance) -> Result<u64> {
-    let median = |mut spans: Vec<Duration>| {
-        spans.sort();
-        spans.get(spans.len() / 2).copied().unwrap_or_default()
-    };
-    let rough = median(instance.spans(SPANS.start)?).max(Duration::from_nanos(1));
-    let count = (SPANNED.as_nanos() / rough.as_nanos()) as usize;
-    Ok(median(instance.spans(count.clamp(SPANS.start, SPANS.end))?).as_nanos() as u64)
+    let (_, rough) = instance.spans(SPANS.start)?;
+    let count = (SPANNED.as_nanos() / rough.as_nanos().max(1)) as usize;
+    let (span, _) = instance.spans(count.clamp(SPANS.start, SPANS.end))?;
+    Ok(span.as_nanos() as u64)
 }
 
 /// Every instance with what it computes alone; the first one's answer ends the way from the start. `make` and

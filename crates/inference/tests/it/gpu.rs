@@ -150,7 +150,8 @@ fn gpu_instances_that_launch_themselves_overlap_and_are_right_meanwhile() {
         let mut both = [1, 2].map(|seed| {
             let mut instance = Instance::new(&loaded).unwrap();
             let alone = instance.run(&views(&inputs(loaded.plan(), seed))).unwrap();
-            assert_eq!(instance.spans(5).unwrap().len(), 5);
+            let (span, stamped) = instance.spans(5).unwrap();
+            assert!(Duration::ZERO < span && span < stamped, "{span:?} of {stamped:?}");
             instance.stamp(1 << 16).unwrap();
             instance.wipe().unwrap();
             let graph = if by_while { instance.while_loop(0) } else { instance.self_launching(0) };

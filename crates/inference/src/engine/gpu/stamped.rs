@@ -27,14 +27,30 @@ impl Instance {
         Ok(Stamps::new(&module, runs, self.way())?)
     }
 
-    /// GPU time of runs launched one after another: from the first kernel's begin to the last one's end.
-    pub fn spans(&self, runs: usize) -> Result<Vec<Duration>, EngineError> {
+    /// Median GPU time of a run that the host launches: from the first kernel's begin to the last one's end,
+    /// and to the begin of the stamp behind that one. The first is the second less what a graph of the two
+    /// stamps alone takes: the gap before the last stamp, and the time of the first one, so it is too short
+    /// rather than too long.
+    pub fn spans(&self, runs: usize) -> Result<(Duration, Duration), EngineError> {
         let stamps = self.new_stamps(runs)?;
-        let (loaded, memory) = (&self.loaded, &self.memory);
+        let empty = self.stamped(&stamps, runs, |_| Ok(()))?;
+        stamps.clear(self.way())?;
+        let model = |stream: &Stream| instance::put_all(&self.loaded, &self.memory, stream);
+        let stamped = self.stamped(&stamps, runs, model)?;
+        Ok((stamped.saturating_sub(empty), stamped))
+    }
+
+    /// The median, from stamp to stamp, of runs that follow one another, with these kernels between.
+    fn stamped(
+        &self,
+        stamps: &Stamps,
+        runs: usize,
+        between: impl Fn(&Stream) -> gpu::Result<()>,
+    ) -> Result<Duration, EngineError> {
         let record = |stream: &Stream| {
             // SAFETY: the stamps live as long as the graph, whose runs follow one another.
             unsafe { stamps.begin(stream) }?;
-            instance::put_all(loaded, memory, stream)?;
+            between(stream)?;
             // SAFETY: as above.
             unsafe { stamps.end(stream) }
         };
@@ -47,11 +63,10 @@ impl Instance {
             }
             self.wait()?;
         }
-        let (stamps, _) = stamps.read(0..runs as u64, self.way())?;
-        Ok(stamps
-            .iter()
-            .map(|stamp| Duration::from_nanos(stamp.end_ns.saturating_sub(stamp.start_ns)))
-            .collect())
+        let (found, _) = stamps.read(0..runs as u64, self.way())?;
+        let mut spans: Vec<u64> = found.iter().map(|run| run.end_ns.saturating_sub(run.start_ns)).collect();
+        spans.sort_unstable();
+        Ok(Duration::from_nanos(spans.get(spans.len() / 2).copied().unwrap_or_default()))
     }
 }
 
