@@ -14,7 +14,7 @@ use experiment::run::{self, Extra};
 use experiment::spec::Extent;
 use experiment::table::number;
 use experiment::{Experiment, resume};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::figure::models::{Profiler, measured_on};
 use crate::figure::{self, begin, judged, known};
@@ -185,9 +185,10 @@ fn lines(point: &Point, names: &[String]) -> Vec<String> {
         ways.join(", "),
         point.detail["fastest"]
     );
-    let part = |(name, ms): (&String, &Value)| format!("{name} {}", number(ms.as_f64()));
-    let start = point.detail["ours"]["start_ms"].as_object().into_iter().flatten();
-    let start: Vec<String> = start.map(part).collect();
+    let part = |(name, ms): (&String, &f64)| {
+        Some(format!("{} {}", name.strip_prefix("start_ms/")?, number(Some(*ms))))
+    };
+    let start: Vec<String> = point.values.iter().filter_map(part).collect();
     let failed = point.detail["failed"].as_object().into_iter().flatten();
     let failed = failed.map(|(way, why)| format!("  {way}: n/a: {}", why.as_str().unwrap_or_default()));
     let allowed = point.detail["allowed_difference"].as_f64().unwrap_or(f64::INFINITY);

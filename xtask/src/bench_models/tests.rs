@@ -8,6 +8,7 @@ use std::process::Command;
 use experiment::measured::Entry;
 use experiment::paper::Rule;
 use experiment::table::Row;
+use serde_json::Value;
 
 use super::turns::difference;
 use super::*;
@@ -176,6 +177,7 @@ fn the_fastest_of_four_ways_is_the_peer_and_a_missed_aim_is_no_failure() {
         (3.9, 5.9),
         "of two repetitions, and of the first"
     );
+    assert_eq!((value("start_ms/context"), value("start_ms/total")), (1500.0, 3900.0), "the parts too");
     assert!(value("difference") > 0.0 && !point.values.contains_key("over_span_us"));
     assert_eq!(point.detail["rounds"].as_array().unwrap().len(), 2);
     let summary = stage.summary();

@@ -24,8 +24,8 @@ pub const ON_THE_CPU: [&str; 1] = ["python"];
 const PREPARED: Duration = Duration::from_secs(240);
 const ANSWERED: Duration = Duration::from_secs(60);
 /// What is kept of the profiler's line.
-const SAID: [&str; 7] =
-    ["start_ms", "libraries", "layout", "layout_periods_us", "weights", "arena_bytes", "arena_bound_bytes"];
+const SAID: [&str; 6] =
+    ["libraries", "layout", "layout_periods_us", "weights", "arena_bytes", "arena_bound_bytes"];
 
 /// Measures a point: ours, then each way of the peer, again and again.
 pub struct Turns<'a> {
@@ -166,6 +166,8 @@ impl Turns<'_> {
         if let (Some(bytes), Some(bound)) = (number("/arena_bytes"), number("/arena_bound_bytes")) {
             found.insert("arena_ratio".into(), bytes / bound.max(1.0));
         }
+        let parts = line["start_ms"].as_object().into_iter().flatten();
+        found.extend(parts.filter_map(|(part, ms)| Some((format!("start_ms/{part}"), ms.as_f64()?))));
         found.extend(number("/start_ms/total").map(|total| ("start_s".into(), total / 1e3)));
         if subject.gpu {
             let by_itself = self.ours(subject, Some("self"), None)?;
