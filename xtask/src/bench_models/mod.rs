@@ -27,7 +27,7 @@ mod peer;
 mod turns;
 
 use peer::Peer;
-use turns::{ON_THE_CPU, Turns, WAYS, difference_name, period_name};
+use turns::{ON_THE_CPU, POINT, Turns, WAYS, difference_name, period_name};
 
 /// What a spec calls these points.
 pub const APP: &str = "bench-models";
@@ -101,6 +101,8 @@ struct Programs {
     peers: PathBuf,
     /// Folder of the models' files.
     store: PathBuf,
+    /// Longest that a point may take.
+    limit: Duration,
 }
 
 /// Refuses `figure bench-models`, which has options of its own.
@@ -131,7 +133,7 @@ pub fn run(options: &Options) -> Result<()> {
     workspace::build_programs("the profiler", &["-p", "profiler"])?;
     let profiler = workspace::programs().join("profiler");
     let peers = workspace::root().join("experiments/peers");
-    let programs = Programs { profiler, peers, store: zoo::folder() };
+    let programs = Programs { profiler, peers, store: zoo::folder(), limit: POINT };
     execute(&experiment, (options, &how), others, &machine, &programs)
 }
 
@@ -162,8 +164,15 @@ fn execute(
     // A point has all its repetitions.
     let rounds = std::mem::replace(&mut grid.repeat, 1);
     let profiler = Profiler { program: &programs.profiler, machine, logs: &logs, limit: LIMIT };
-    let mut bench =
-        Turns { experiment, profiler, peer, store: &programs.store, rounds, provenance: &provenance };
+    let mut bench = Turns {
+        experiment,
+        profiler,
+        peer,
+        store: &programs.store,
+        rounds,
+        limit: programs.limit,
+        provenance: &provenance,
+    };
     stop::goes_on_with(format!("; finished points are in {}, {}", how.out.display(), how.again));
     let points = progress::measure(experiment, how, &provenance, &grid, &mut bench)?;
     let mut taken = points.points.iter().filter(|point| point.has_numbers());

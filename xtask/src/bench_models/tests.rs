@@ -38,9 +38,10 @@ EOF
 "#;
 
 /// Each way has a time of its own. A way that FAILS cannot be prepared, and one that DIES ends the process.
+/// One that SLEEPS over a request needs longer than a point may take.
 /// From the second request STICKS on, the first process fails requests, as after an error of CUDA.
 const PEER: &str = r#"
-import os, struct, sys
+import os, struct, sys, time
 sys.path.insert(0, PROTOCOL)
 from line_protocol import serve
 turns = 0
@@ -51,6 +52,8 @@ marker, requests, broken = __file__ + ".broken", [], False
 def answer(asked):
     global turns, broken
     way = asked.get("way")
+    if (asked["do"], way) == SLEEPS:
+        time.sleep(40)
     requests.append(asked["do"])
     if requests.count(STICKS) == 2 and not os.path.exists(marker):
         open(marker, "w").close()
@@ -84,6 +87,7 @@ serve({"versions": {"torch": "2.9", "onnxruntime-python": "PYTHONS"}, "error": H
 struct Stage {
     folder: PathBuf,
     gpu: bool,
+    limit: Duration,
 }
 
 impl Drop for Stage {
@@ -107,6 +111,7 @@ fn stage(name: &str, gpu: bool, changes: &[(&str, &str)]) -> Stage {
     let words = [("PROTOCOL", &*protocol), ("WRONG", "0"), ("MORE", ""), ("FAILS", "0"), ("DIES", "0")];
     let more = [
         ("STICKS", "None"),
+        ("SLEEPS", "None"),
         ("OTHERS", "{}"),
         ("LAST_PERIODS", "{}"),
         ("ALONE", "{}"),
@@ -125,7 +130,7 @@ fn stage(name: &str, gpu: bool, changes: &[(&str, &str)]) -> Stage {
     for model in models() {
         fs::write(folder.join(format!("{model}.seeded.onnx")), "").unwrap();
     }
-    Stage { folder, gpu }
+    Stage { folder, gpu, limit: turns::POINT }
 }
 
 impl Stage {
@@ -141,7 +146,13 @@ impl Stage {
         let (others, how) = (options.series(&mut experiment).unwrap(), options.how());
         let _locked = resume::lock(&how.out).unwrap();
         let [profiler, peers, store] = ["profiler", "", ""].map(|name| self.folder.join(name));
-        execute(&experiment, (&options, &how), others, machine, &Programs { profiler, peers, store })
+        execute(
+            &experiment,
+            (&options, &how),
+            others,
+            machine,
+            &Programs { profiler, peers, store, limit: self.limit },
+        )
     }
 
     fn summary(&self) -> Value {
@@ -343,6 +354,27 @@ fn a_way_that_fails_is_printed_and_the_rest_is_measured() {
         let said = lines(&point, &[]).join("\n");
         assert!(said.contains(words) && said.contains("eager-nhwc: n/a"), "{name}: {said}");
     }
+}
+
+#[test]
+fn a_point_ends_in_its_time_without_the_way_that_would_take_it_all() {
+    let late = |request: &str, seconds| {
+        let mut stage = stage(
+            &format!("late-{request}"),
+            true,
+            &[("SLEEPS", &format!("(\"{request}\", \"compiled-nhwc\")"))],
+        );
+        stage.limit = Duration::from_secs(seconds);
+        let _ = stage.run(false);
+        stage.points().remove(0)
+    };
+    let point = late("prepare", 16);
+    let why = point.detail["failed"]["compiled-nhwc"].as_str().unwrap_or_default();
+    assert!(point.is_whole() && why.ends_with("half of what a point had left"), "{:?}", point.detail);
+    assert_eq!(point.values["peer_us"], 80.0, "of the ways that a new process prepared again");
+    let point = late("time", 4);
+    let missing = point.missing.unwrap_or_default();
+    assert!(missing.contains("compiled-nhwc: it did not say `answer` within"), "{missing}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use experiment::Experiment;
@@ -20,6 +20,8 @@ use crate::refused::Refused;
 /// How the peer runs a model on a GPU, and on the processor.
 pub const WAYS: [&str; 4] = ["eager-nchw", "eager-nhwc", "compiled-nchw", "compiled-nhwc"];
 pub const ON_THE_CPU: [&str; 1] = ["python"];
+/// Longest that a point may take, so that `timeout 540 … --resume` measures one at least.
+pub const POINT: Duration = Duration::from_secs(480);
 /// Longest that the peer may take to prepare a way, and to answer anything else.
 const PREPARED: Duration = Duration::from_secs(240);
 const ANSWERED: Duration = Duration::from_secs(60);
@@ -36,6 +38,8 @@ pub struct Turns<'a> {
     pub store: &'a Path,
     /// Repetitions.
     pub rounds: u32,
+    /// Longest that a point may take.
+    pub limit: Duration,
     pub provenance: &'a Provenance,
 }
 
@@ -69,6 +73,16 @@ struct Subject<'a> {
     precision: &'a str,
     gpu: bool,
     seconds: f64,
+    until: Instant,
+}
+
+impl Subject<'_> {
+    /// Time that is left of the point's. Error: none is.
+    fn left(&self) -> Result<Duration> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        ensure!(!left.is_zero(), "the time that a point may take is over");
+        Ok(left)
+    }
 }
 
 /// Numbers of one repetition, or of a part of it.
@@ -83,6 +97,7 @@ impl Turns<'_> {
             precision: precision.unwrap_or("fp32"),
             gpu: precision.is_some(),
             seconds: point.seconds,
+            until: Instant::now() + self.limit,
         };
         let (ways, prepared, failed) = self.prepare(subject)?;
         ensure!(!ways.is_empty(), "the peer prepared none of its ways: {failed:?}");
@@ -141,13 +156,16 @@ impl Turns<'_> {
             let request = json!({
                 "do": "prepare", "file": file, "precision": precision, "way": way, "threads": threads,
             });
-            match self.peer.ask(&request, PREPARED) {
+            // A process that is ended lost the ways before, which are prepared again in the other half.
+            let (limit, since) = (PREPARED.min(subject.left()? / 2), Instant::now());
+            match self.peer.ask(&request, limit) {
                 Ok(answer) => {
                     prepared.insert(way, answer["prepare_s"].clone());
                     at += 1;
                 }
                 Err(error) => {
-                    failed.insert(ways.remove(at), format!("{error:#}"));
+                    let late = if since.elapsed() < limit { "" } else { ": half of what a point had left" };
+                    failed.insert(ways.remove(at), format!("{error:#}{late}"));
                     // What was prepared is lost with a process.
                     at = if self.peer.is_lost() { 0 } else { at };
                 }
@@ -200,7 +218,7 @@ impl Turns<'_> {
         let (mut found, mut said, mut allowed) = (Numbers::new(), Vec::new(), 0.0);
         for way in ways {
             let request = json!({ "do": "output", "way": way, "input": input, "output": theirs });
-            self.peer.ask(&request, ANSWERED).with_context(|| format!("the peer, {way}"))?;
+            self.ask(subject, way, &request)?;
             let apart;
             (apart, allowed) = difference(subject.precision, &ours, &theirs)?;
             found.insert(difference_name(way), apart);
@@ -220,7 +238,7 @@ impl Turns<'_> {
         let (mut period, mut alone) = (f64::INFINITY, f64::INFINITY);
         for &way in ways {
             let request = json!({ "do": "time", "way": way, "seconds": subject.seconds });
-            let answer = self.peer.ask(&request, ANSWERED).with_context(|| format!("the peer, {way}"))?;
+            let answer = self.ask(subject, way, &request)?;
             let us =
                 |name: &str| answer[name].as_f64().with_context(|| format!("the peer, {way}: no {name}"));
             (period, alone) = (period.min(us("period_us")?), alone.min(us("alone_us")?));
@@ -232,6 +250,11 @@ impl Turns<'_> {
             found.extend([("self_ratio".into(), by_itself / alone), ("peer_alone_us".into(), alone)]);
         }
         Ok(())
+    }
+
+    /// What the peer answers about a way.
+    fn ask(&mut self, subject: &Subject, way: &str, request: &Value) -> Result<Value> {
+        self.peer.ask(request, subject.left()?.min(ANSWERED)).with_context(|| format!("the peer, {way}"))
     }
 
     /// The profiler's line of one run. Error: also outputs that are not those of a run alone.
@@ -248,7 +271,8 @@ impl Turns<'_> {
         let outputs = outputs.map(|folder| folder.display().to_string());
         words.extend(outputs.iter().flat_map(|folder| ["--outputs", folder]));
         let words: Vec<String> = words.into_iter().map(str::to_owned).collect();
-        let line = self.profiler.line("ours", &words)?;
+        let limit = self.profiler.limit.min(subject.left()?);
+        let line = Profiler { limit, ..self.profiler }.line("ours", &words)?;
         let wrong = &line["outputs_wrong"];
         ensure!(wrong == 0, "{wrong} of {} outputs of ours are wrong", line["outputs_compared"]);
         Ok(line)
