@@ -19,7 +19,10 @@ use crate::{Digest, Manifest};
 pub enum StoreError {
     #[error("{path}: not there")]
     Missing { path: PathBuf },
-    #[error("{path}: SHA-256 is {found}, not {wanted}; nothing was kept of it")]
+    #[error(
+        "{path}: SHA-256 is {found}, not {wanted}; nothing was kept of it. The publisher's file changed, or another \
+         one was given: compare with [weights] of the model's file in modelzoo/models"
+    )]
     Refused { path: PathBuf, found: Digest, wanted: Digest },
     #[error("{path}: SHA-256 is {found}, not {wanted}: the file was changed; remove it and make it again")]
     Damaged { path: PathBuf, found: Digest, wanted: Digest },
