@@ -131,11 +131,7 @@ impl fmt::Debug for CublasLt {
 /// Finds the library that is given, or that [`VARIABLE`] names, or the system's.
 fn library(given: Option<&Path>) -> Result<Library> {
     let library = Library::load(&super::cudnn::file(given, VARIABLE, NAME))?;
-    let [major, ..] = library.version()?;
-    if major != 13 {
-        let path = library.path().display();
-        return Err(Error::Refused(format!("cuBLASLt: {path} is of version {major}; version 13 is needed")));
-    }
+    super::cudnn::of_major("cuBLASLt", library.path(), library.version()?, 13)?;
     Ok(library)
 }
 

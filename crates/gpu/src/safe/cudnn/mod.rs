@@ -142,12 +142,16 @@ pub(super) fn file(given: Option<&Path>, variable: &str, name: &str) -> PathBuf 
 /// Finds the library that is given, or that [`VARIABLE`] names, or the system's.
 fn library(given: Option<&Path>) -> Result<Library> {
     let library = Library::load(&file(given, VARIABLE, NAME))?;
-    let [major, ..] = library.version()?;
-    if major != 9 {
-        let path = library.path().display();
-        return Err(Error::Refused(format!("cuDNN: {path} is of version {major}; version 9 is needed")));
-    }
+    of_major("cuDNN", library.path(), library.version()?, 9)?;
     Ok(library)
+}
+
+/// Error: this version is not of the major one that is needed.
+pub(super) fn of_major(what: &str, path: &Path, [major, ..]: [i32; 3], needed: i32) -> Result<()> {
+    let path = path.display();
+    let other =
+        || Error::Refused(format!("{what}: {path} is of version {major}; version {needed} is needed"));
+    if major == needed { Ok(()) } else { Err(other()) }
 }
 
 pub(super) fn in_words([major, minor, patch]: [i32; 3]) -> String {

@@ -37,6 +37,22 @@ fn library() -> std::result::Result<Library, String> {
 }
 
 #[test]
+fn another_major_version_is_refused_with_both_and_the_file() {
+    let checked = |version, needed| of_major("cuDNN", Path::new("/opt/libcudnn.so.9"), version, needed);
+    for version in [[9, 0, 0], [9, 19, 1]] {
+        checked(version, 9).unwrap();
+    }
+    for (version, needed, words) in [
+        ([8, 9, 7], 9, "cuDNN: /opt/libcudnn.so.9 is of version 8; version 9 is needed"),
+        ([10, 9, 9], 9, "cuDNN: /opt/libcudnn.so.9 is of version 10; version 9 is needed"),
+        ([12, 13, 13], 13, "cuDNN: /opt/libcudnn.so.9 is of version 12; version 13 is needed"),
+    ] {
+        let said = checked(version, needed).unwrap_err().to_string();
+        assert!(said.contains(words), "{version:?}: {said}");
+    }
+}
+
+#[test]
 fn a_library_that_is_not_there_is_named() {
     let said = Library::load(Path::new("/no/such/libcudnn.so.9")).unwrap_err().to_string();
     assert!(said.contains("/no/such/libcudnn.so.9"), "{said}");
