@@ -2,11 +2,12 @@
 //! the cache is an error of the program.
 //!
 //! An entry is a file named after its key, the SHA-256 of all that the image depends on. It holds key, length
-//! and SHA-256 of the content. A damaged, truncated or foreign entry is rebuilt, with a message. Writers
-//! rename a file of their own: any number of processes may build one entry at once, each reads a whole one or
-//! none. An unwritable folder (read-only, full) costs a compile each time, and one message. The checksum is
-//! against accidents: a user who can write to the folder chooses what runs on the GPU. So it is made for its
-//! owner alone. Left out: a limit on its size (entries are some 200 KiB; delete the folder at any time).
+//! and SHA-256 of the content. A damaged, truncated or foreign entry is rebuilt, with a message. Writers sync
+//! and rename a file of their own: any number of processes may build one entry at once, each reads a whole
+//! one or none. An unwritable folder (read-only, full) costs a compile each time, and one message. The
+//! checksum is against accidents: a user who can write to the folder chooses what runs on the GPU. So it is
+//! made for its owner alone. Left out: a limit on its size (entries are some 200 KiB; delete the folder at
+//! any time).
 
 #![forbid(unsafe_code)]
 
@@ -158,11 +159,12 @@ fn store(folder: &Path, path: &Path, key: &Key, content: &[u8]) -> io::Result<()
     written
 }
 
-/// No `fsync`: after a power cut an entry may be cut off, and then it is built again.
+/// Synced, so that the name that follows is of a whole entry after a power cut too.
 fn write(path: &Path, key: &Key, content: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.write_all(&entry::header(key, content))?;
-    file.write_all(content)
+    file.write_all(content)?;
+    file.sync_all()
 }
 
 /// Removes what killed writers left behind.

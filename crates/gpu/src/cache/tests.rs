@@ -67,6 +67,13 @@ fn what_was_built_once_is_read() {
 }
 
 #[test]
+fn an_entry_is_synced_before_it_has_its_name() {
+    // This device takes all that is written, and cannot be synced.
+    let error = write(Path::new("/dev/null"), &key("a"), &content("a")).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+}
+
+#[test]
 fn a_build_that_fails_is_the_callers_and_leaves_nothing() {
     let folder = Folder::new("fails");
     let (cache, said) = listening(&folder.0);

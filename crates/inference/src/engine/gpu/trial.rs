@@ -4,8 +4,9 @@
 //! between two. The process holds its lock, which the kernel releases however the process ends. So an
 //! unlocked file with a name is of an engine that lost the context, did not end, or was killed with its
 //! process. The next process tries it again: a context may be lost without its fault, and Ctrl-C ends a trial
-//! too. If it succeeds, the file is deleted. If not, two files name the engine, until they are deleted. No
-//! `fsync`: writes outlive the process, and a power cut costs another trial.
+//! too. If it succeeds, the file is deleted. If not, two files name the engine, until they are deleted.
+//! Unlike the cache's entries they are not synced: writes outlive the process, and a power cut costs another
+//! trial.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
