@@ -8,8 +8,8 @@ use inference::import::import;
 use inference::layers::{Layers, Random, distance};
 use inference::plan::{Format, Layout, Plan, Precision, Source, Step, Task};
 use prost::Message;
-use zoo::Architecture;
 use zoo::onnx::Model;
+use zoo::{Architecture, Digest, Manifest, Seeded};
 
 use crate::libraries::Referenced;
 use crate::operators::FORMATS;
@@ -24,7 +24,7 @@ pub const SUPER_RESOLUTION_4: Architecture =
     Architecture::SuperResolution { factor: 4, height: 640, width: 480 };
 
 /// The zoo's models.
-const MODELS: [(&str, Architecture); 6] = [
+pub const MODELS: [(&str, Architecture); 6] = [
     ("squeezenet", Architecture::SqueezeNet),
     ("resnet50", Architecture::ResNet50),
     ("super-resolution-1", SUPER_RESOLUTION_1),
@@ -77,6 +77,39 @@ fn plans_are_those_that_are_kept() {
                 "{name}{own}: the plan changed; look at it, then write it by WRITE_PLANS=1 cargo test:\n{text}"
             );
         }
+    }
+}
+
+/// The example of `docs/models.md`, «Add a model», by its steps 1 to 5.
+#[test]
+fn the_how_tos_model_is_built_verified_imported_and_planned() {
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect("it is committed");
+    let (page, copied) = (read("docs/models.md"), read("modelzoo/models/super-resolution-x3.toml"));
+    let (kept, _) = copied.split_once("[weights]").expect("those of x3 are published");
+    let mut text = kept.replace("-x3\"", "-x2\"").replace("×3", "×2");
+    for (from, to) in [
+        ("factor = 3", "factor = 2"),
+        ("shape = [1, 1, 672, 672]", "shape = [1, 1, 448, 448]"),
+        ("bytes = 1806336", "bytes = 802816"),
+        ("parameters = 59657", "parameters = 58212"),
+        ("macs = 2984869888", "macs = 2912616448"),
+    ] {
+        assert!(page.contains(&format!("`{to}`")) && text.contains(from), "{from}, {to}");
+        text = text.replace(from, to);
+    }
+    let parsed = Manifest::parse(&text, "super-resolution-x2.toml".as_ref());
+    let mut manifest = parsed.expect("a manifest of the page's numbers");
+    let file = manifest.build();
+    let (sha256, bytes) = (Digest::of(&file), file.len() as u64);
+    let refused = manifest.verify(&file).expect_err("it still has the hash of x3").to_string();
+    assert!(refused.contains(&format!("SHA-256 {sha256} and {bytes} bytes")), "{refused}");
+    manifest.seeded = Seeded { sha256, bytes };
+    let counted = manifest.verify(&file).expect("it has its own hash");
+    assert_eq!((counted.parameters, counted.macs), (manifest.counts.parameters, Ok(manifest.counts.macs)));
+    let graph = import(&file, 1).expect("it is imported");
+    for (precision, layout, _) in KEPT {
+        Plan::in_format(&graph, Format { precision, layout }).expect("it is planned");
     }
 }
 
