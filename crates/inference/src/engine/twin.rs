@@ -172,15 +172,18 @@ impl Engine for Twin {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use prost::Message;
     use zoo::Architecture;
     use zoo::onnx::{Attribute, Model};
 
     use super::*;
+    use crate::engine::onnx_runtime::Runtime;
     use crate::graph::{Op, Window};
     use crate::import::import;
     use crate::launch::{Rest, finishing};
-    use crate::layers::{Random, distance};
+    use crate::layers::{Layers, Random, distance, tolerance};
     use crate::plan::{Format, Layout, Source};
 
     /// As where a library computes the first parts of a step.
@@ -223,6 +226,64 @@ mod tests {
             }
             // In single precision, channels first, convolutions of one pixel are products of matrices.
             assert!(compared > 60, "{compared} steps in parts");
+        }
+    }
+
+    /// The twin takes long for these whole models in half precision. Some blocks of each layer run, and read
+    /// what ONNX Runtime's layer before it writes.
+    #[test]
+    fn first_middle_and_last_layer_in_half_precision_are_those_of_onnx_runtime() {
+        measure::need!(crate::engine::has_twin(), "a C++ compiler");
+        let found = Runtime::load(None).map_err(|error| error.to_string());
+        let runtime = measure::need!(found, reference, "ONNX Runtime");
+        let super_resolution = Architecture::SuperResolution { factor: 3, height: 224, width: 224 };
+        for model in [Architecture::SqueezeNet, super_resolution] {
+            let file = model.build(1).encode_to_vec();
+            let graph = import(&file, 1).expect("the zoo's models are imported");
+            let format = Format { precision: Precision::Half, layout: Layout::ChannelsLast };
+            let plan = Plan::in_format(&graph, format).expect("it is planned");
+            let input = Random(3).tensor(plan.inputs[0].count());
+            let layers = Layers::compute(&runtime, &file, &graph, &[&input]).expect("it runs");
+            let has_weights = |at: &usize| matches!(plan.steps[*at].reads.get(1), Some(Source::Constant(_)));
+            let all: Vec<usize> = (0..plan.steps.len()).filter(has_weights).collect();
+            for (which, at) in
+                [("first", all[0]), ("middle", all[all.len() / 2]), ("last", all[all.len() - 1])]
+            {
+                let mut twin = Twin::new(plan.clone()).expect("there is a compiler");
+                twin.bring(&[&input]).expect("it is the model's");
+                if at > 0 {
+                    write(&mut twin, at - 1, layers.of(&plan.steps[at - 1]).expect("it is no load"));
+                }
+                twin.launches[at].0.blocks = twin.launches[at].0.blocks.map(|blocks| blocks.min(2));
+                let (written, step) = (twin.step(at).expect("it runs"), &plan.steps[at]);
+                // Halves of the arena that no step wrote.
+                let never = f16::from_bits(u16::MAX).to_f32().to_bits();
+                let both = written.iter().zip(layers.of(step).expect("it is no load"));
+                let (found, wanted): (Vec<f32>, Vec<f32>) =
+                    both.filter(|(one, _)| one.to_bits() != never).unzip();
+                let apart = distance(Precision::Half, &found, &wanted);
+                let what = format!("{}, FP16, {which} layer ({})", plan.name, step.names.join(" "));
+                println!("TABLE {what}: {apart:.1e} in {} of {} numbers", found.len(), written.len());
+                assert!(found.len() > 200 && apart < tolerance(Precision::Half), "{what}: {apart:.1e}");
+            }
+        }
+    }
+
+    /// Writes what a step would have written, in half precision. The next step reads it.
+    fn write(twin: &mut Twin, at: usize, elements: &[f32]) {
+        let step = &twin.plan.steps[at];
+        let place = step.write.expect("it is no store");
+        assert_eq!(twin.plan.steps[at + 1].reads[0], Source::Arena(place), "the next step reads another one");
+        let bytes = RefCell::new(Vec::new());
+        let note = |byte| {
+            bytes.borrow_mut().push(byte);
+            0.0
+        };
+        crate::engine::gathered(&twin.plan, step, place, note);
+        for (byte, half) in bytes.into_inner().into_iter().zip(halves(elements)) {
+            let shift = byte % 8 * 8;
+            let word = &mut twin.arena[byte / 8];
+            *word = *word & !(0xffff << shift) | u64::from(half) << shift;
         }
     }
 
