@@ -20,7 +20,7 @@ use zoo::Architecture;
 use zoo::onnx::Attribute;
 
 use crate::files::File;
-use crate::models::{SUPER_RESOLUTION_1, SUPER_RESOLUTION_3, SUPER_RESOLUTION_4};
+use crate::models::{MODELS, SUPER_RESOLUTION_1, SUPER_RESOLUTION_3, SUPER_RESOLUTION_4};
 
 pub const FORMATS: [Format; 5] = [
     Format { precision: Precision::Single, layout: Layout::ChannelsFirst },
@@ -310,6 +310,31 @@ fn batch_in(formats: &[Format], name: &str, architecture: Architecture, batch: u
         };
         if let Err(error) = each() {
             problems.push(format!("{what}: {error}"));
+        }
+    }
+    none(&problems);
+}
+
+#[test]
+fn gpu_own_kernels_alone_compute_every_model_as_onnx_runtime_does() {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    let runtime = need!(Runtime::load(None), reference, "ONNX Runtime");
+    let toolkit = Toolkit::find(None).expect("a GPU's machine has a toolkit");
+    let mut problems = Vec::new();
+    for (name, architecture) in MODELS {
+        let model = Referenced::new(&runtime, name, architecture.build(1).encode_to_vec(), 1);
+        for format in [FORMATS[0], FORMATS[4]] {
+            let what = format!("{name}, {:?}, own kernels alone", format.precision);
+            let mut each = || -> Result<(), EngineError> {
+                let plan = Plan::in_format(&model.graph, format)?;
+                let loaded = Loaded::new(gpu, toolkit.clone(), plan, &Libraries::none())?;
+                let mut instance = Instance::new(&loaded)?;
+                instance.run(&model.inputs())?;
+                compare_steps(&mut instance, loaded.plan(), &model, &what, &mut problems)
+            };
+            if let Err(error) = each() {
+                problems.push(format!("{what}: {error}"));
+            }
         }
     }
     none(&problems);
