@@ -16,6 +16,8 @@ pub(super) enum Known {
     Tensor(ValueId),
     /// Whole numbers: a shape, or axes.
     Ints(Vec<i64>),
+    /// Images whose pixels were shuffled, with an axis for rows and columns of a block each: six axes.
+    Shuffled(ValueId),
 }
 
 /// A graph in the making.
@@ -73,6 +75,7 @@ impl Importer {
         let constant = |known: &Known| match known {
             Known::Tensor(id) => self.graph.constant(*id).is_some(),
             Known::Ints(_) => true,
+            Known::Shuffled(_) => false,
         };
         if known.is_some_and(constant) {
             return Ok(()); // An initializer, which older files list here as well.

@@ -11,7 +11,7 @@ use crate::graph::{Activation, Op, Shape, ValueId};
 type Read = fn(&mut Reader<'_>) -> Result<Known, ImportError>;
 
 /// The operators that are known, by their names in ONNX.
-const OPERATORS: [(&str, Read); 24] = [
+const OPERATORS: [(&str, Read); 25] = [
     ("Add", |reader| reader.both(Op::Add)),
     ("AveragePool", |reader| reader.average_pool()),
     ("BatchNormalization", |reader| reader.batch_norm()),
@@ -35,6 +35,7 @@ const OPERATORS: [(&str, Read); 24] = [
     ("Reshape", |reader| reader.reshape()),
     ("Sigmoid", |reader| reader.activation(Activation::Sigmoid)),
     ("Squeeze", |reader| reader.squeeze(true)),
+    ("Transpose", |reader| reader.transpose()),
     ("Unsqueeze", |reader| reader.squeeze(false)),
 ];
 
@@ -82,6 +83,7 @@ impl Reader<'_> {
         match self.known(at)? {
             Known::Tensor(id) => Ok(*id),
             Known::Ints(_) => Err(self.input_error(at, "whole numbers, where a tensor of f32 is read")),
+            Known::Shuffled(_) => Err(self.input_error(at, "transposed blocks, which only a Reshape reads")),
         }
     }
 
@@ -96,7 +98,7 @@ impl Reader<'_> {
     fn ints(&self, at: usize) -> Result<Vec<i64>, ImportError> {
         match self.known(at)? {
             Known::Ints(ints) => Ok(ints.clone()),
-            Known::Tensor(_) => {
+            Known::Tensor(_) | Known::Shuffled(_) => {
                 Err(self.input_error(at, "a tensor of f32, where constant whole numbers are read"))
             }
         }
@@ -334,7 +336,8 @@ impl Reader<'_> {
 
     fn reshape(&mut self) -> Result<Known, ImportError> {
         self.attributes.only("allowzero", 0, "an axis of 0 is an empty tensor")?;
-        let (input, wanted) = (self.tensor(0)?, self.ints(1)?);
+        let (shuffled, wanted) = (matches!(self.known(0)?, Known::Shuffled(_)), self.ints(1)?);
+        let input = if let Known::Shuffled(images) = *self.known(0)? { images } else { self.tensor(0)? };
         let (extents, count) = (self.shape(input).extents().to_vec(), self.shape(input).count());
         let mut shape: Vec<Option<usize>> = Vec::new();
         for (axis, &extent) in wanted.iter().enumerate() {
@@ -356,8 +359,50 @@ impl Reader<'_> {
         let known =
             known.filter(|&known| known > 0 && shape.iter().filter(|extent| extent.is_none()).count() <= 1);
         let known = known.ok_or_else(|| self.problem(format!("a shape of {wanted:?}")))?;
-        let extents = shape.into_iter().map(|extent| extent.unwrap_or(count / known)).collect();
-        self.node(Op::Reshape, vec![input], Shape::new(extents))
+        let extents: Vec<usize> = shape.into_iter().map(|extent| extent.unwrap_or(count / known)).collect();
+        if !shuffled {
+            return self.node(Op::Reshape, vec![input], Shape::new(extents));
+        }
+        // An extent of 0 would copy one of the six axes.
+        if extents != self.shape(input).extents() || wanted.iter().skip(2).any(|&extent| extent == 0) {
+            let images = self.shape(input);
+            return Err(self.problem(format!("a shape of {wanted:?}; the shuffled pixels are {images}")));
+        }
+        Ok(Known::Tensor(input))
+    }
+
+    /// Blocks of pixels that a Reshape took from channels go between rows and columns, as older exporters
+    /// write a DepthToSpace; another Reshape follows.
+    fn transpose(&mut self) -> Result<Known, ImportError> {
+        let (input, order) = (self.tensor(0)?, self.attributes.ints("perm")?);
+        let graph = &mut self.importer.graph;
+        let before = graph.nodes.last().filter(|node| node.op == Op::Reshape && node.output == input);
+        let images = before.map(|node| node.inputs[0]);
+        let from = images.and_then(|images| graph.shape(images).image());
+        let to = graph.shape(input).extents();
+        let (
+            Some(images),
+            Some([batch, channels, rows, columns]),
+            &[_, outputs, block, ..],
+            Some([0, 1, 4, 2, 5, 3]),
+        ) = (images, from, to, order)
+        else {
+            return Err(self.no_shuffle());
+        };
+        if to != [batch, outputs, block, block, rows, columns] || outputs * block * block != channels {
+            return Err(self.no_shuffle());
+        }
+        // What the Reshape wrote has no other reader so far, and must not have a later one.
+        graph.nodes.pop();
+        self.importer.known.retain(|_, known| !matches!(known, Known::Tensor(id) if *id == input));
+        let shuffled = self.importer.node(self.node, Op::DepthToSpace { block }, vec![images], None)?;
+        Ok(Known::Shuffled(shuffled))
+    }
+
+    fn no_shuffle(&self) -> ImportError {
+        let only = "only that of a pixel shuffle is possible, of [0, 1, 4, 2, 5, 3] right behind a Reshape of images to \
+                    batch x channels x n x n x rows x columns";
+        self.attributes.wrong("perm", only)
     }
 
     /// `away`: whether axes of 1 go; else they come.

@@ -348,6 +348,7 @@ fn every_step_but_a_load_has_a_reference_in_each_format() {
     for (name, file, batch) in [
         ("one convolution", one_convolution(), 1),
         ("products", products(8), 8),
+        ("pixel shuffle", crate::operators::shuffle(&[0, 1, 4, 2, 5, 3], &[1, 2, 12, 15]).bytes("y"), 1),
         ("squeezenet", small(Architecture::SqueezeNet), 1),
         ("super-resolution-3", small(SUPER_RESOLUTION_3), 1),
         ("mobilenet-v3-small", small(Architecture::MobileNetV3Small), 1),

@@ -8,7 +8,7 @@ use inference::import::import;
 use inference::layers::{Layers, Random, distance};
 use inference::plan::{Format, Layout, Plan, Precision, Source, Step, Task};
 use prost::Message;
-use zoo::onnx::Model;
+use zoo::onnx::{Attribute, Model, Node, Tensor};
 use zoo::{Architecture, Digest, Manifest, Seeded};
 
 use crate::libraries::Referenced;
@@ -77,6 +77,38 @@ fn plans_are_those_that_are_kept() {
                 "{name}{own}: the plan changed; look at it, then write it by WRITE_PLANS=1 cargo test:\n{text}"
             );
         }
+    }
+}
+
+#[test]
+fn a_pixel_shuffle_of_older_exporters_has_the_plan_of_a_depth_to_space() {
+    let steps = |model: &Model, format| {
+        let graph = import(&model.encode_to_vec(), 1).expect("it is imported");
+        let plan = Plan::in_format(&graph, format).expect("it is planned");
+        plan.steps.iter().map(|step| format!("{} {} {}", step.task, step.from, step.to)).collect::<Vec<_>>()
+    };
+    let (model, mut older) = (SUPER_RESOLUTION_3.build(1), SUPER_RESOLUTION_3.build(1));
+    let graph = older.graph.as_mut().expect("it has one");
+    let shuffle = graph.node.pop().expect("it is the last node");
+    for (name, extents) in [("blocks", &[1, 1, 3, 3, 224, 224][..]), ("pixels", &[1, 1, 672, 672])] {
+        graph.initializer.push(Tensor::ints(name, extents));
+    }
+    for (op, input, output, attribute) in [
+        ("Reshape", &[&*shuffle.input[0], "blocks"][..], "a", None),
+        ("Transpose", &["a"], "b", Some(Attribute::ints("perm", &[0, 1, 4, 2, 5, 3]))),
+        ("Reshape", &["b", "pixels"], &*shuffle.output[0], None),
+    ] {
+        graph.node.push(Node {
+            op_type: op.to_owned(),
+            input: input.iter().map(|&name| name.to_owned()).collect(),
+            output: vec![output.to_owned()],
+            attribute: attribute.into_iter().collect(),
+            ..Node::default()
+        });
+    }
+    for (precision, layout, _) in KEPT {
+        let format = Format { precision, layout };
+        assert_eq!(steps(&older, format), steps(&model, format));
     }
 }
 

@@ -248,6 +248,15 @@ fn products_of_matrices() -> Vec<Case> {
     cases
 }
 
+/// Blocks of 3 × 3 pixels from 18 channels, by a Transpose between two Reshapes, as PyTorch exported them.
+pub fn shuffle(order: &[i64], to: &[i64]) -> File {
+    let file = File::new(&[1, 4, 4, 5]).weights("w", &[18, 4, 1, 1]).weights("b", &[18]);
+    let file = file.ints("s", &[1, 2, 3, 3, 4, 5]).ints("t", to).node("Conv", &["x", "w", "b"], "c", &[]);
+    let file = file.node("Reshape", &["c", "s"], "d", &[]);
+    let file = file.node("Transpose", &["d"], "e", &[Attribute::ints("perm", order)]);
+    file.node("Reshape", &["e", "t"], "y", &[])
+}
+
 fn places() -> Vec<Case> {
     let conv = |file: File, name: &str, outputs: usize| {
         let weights = format!("w{name}");
@@ -301,6 +310,7 @@ fn places() -> Vec<Case> {
     let blocks = File::new(&[1, 4, 5, 6]).weights("w", &[9, 4, 1, 1]).weights("b", &[9]);
     let blocks =
         blocks.node("Conv", &["x", "w", "b"], "c", &[]).node("DepthToSpace", &["c"], "y", &attributes);
+    let shuffle = shuffle(&[0, 1, 4, 2, 5, 3], &[1, 2, 12, 15]);
     let squeeze = File::new(&[1, 12, 5, 3]).weights("w", &[7, 12, 1, 1]).weights("b", &[7]);
     let squeeze =
         squeeze.node("GlobalAveragePool", &["x"], "m", &[]).node("Conv", &["m", "w", "b"], "c", &[]);
@@ -329,6 +339,7 @@ fn places() -> Vec<Case> {
         ("convolutions of one Concat".to_owned(), fire.bytes("y"), 2),
         ("a 1x1 convolution and what is added".to_owned(), added.bytes("y"), 3),
         ("blocks of what a convolution writes".to_owned(), blocks.bytes("y"), 2),
+        ("a pixel shuffle of older exporters".to_owned(), shuffle.bytes("y"), 2),
         ("a convolution of one pixel".to_owned(), squeeze.bytes("y"), 3),
         ("squeeze and excite".to_owned(), excite.bytes("y"), 3),
         ("squeeze and excite, the factors first".to_owned(), excite_last.bytes("e"), 2),

@@ -5,6 +5,7 @@ use inference::import::import;
 use zoo::onnx::{Attribute, DataType, Extent, Node, Tensor, TensorType};
 
 use crate::files::File;
+use crate::operators::shuffle;
 
 /// What a file is, the file, and what its refusal says.
 type Row = (&'static str, File, &'static str);
@@ -164,6 +165,37 @@ fn places() -> Vec<Row> {
             "computed shape",
             images().weights("s", &[2]).node("Reshape", &["x", "s"], "y", &[]),
             "input s: a tensor of f32, where constant whole numbers are read",
+        ),
+        (
+            "order",
+            shuffle(&[0, 1, 2, 4, 3, 5], &[1, 2, 12, 15]),
+            "the e (Transpose): attribute perm: only that of a pixel",
+        ),
+        ("no order", of_images("Transpose", &[]), "the y (Transpose): attribute perm: only that of a pixel"),
+        (
+            "blocks elsewhere",
+            shuffle(&[0, 1, 4, 2, 5, 3], &[1, 2, 15, 12]),
+            "a shape of [1, 2, 15, 12]; the shuffled pixels are 1x2x12x15",
+        ),
+        ("an axis of blocks", shuffle(&[0, 1, 4, 2, 5, 3], &[1, 2, 0, 15]), "a shape of [1, 2, 0, 15]"),
+        (
+            "blocks of oblongs",
+            changed(shuffle(&[0, 1, 4, 2, 5, 3], &[1, 2, 12, 15]), |file| {
+                file.graph().initializer[2] = Tensor::ints("s", &[1, 1, 9, 2, 4, 5]);
+            }),
+            "attribute perm: only that of a pixel",
+        ),
+        (
+            "a reader of transposed blocks",
+            changed(shuffle(&[0, 1, 4, 2, 5, 3], &[1, 2, 12, 15]), |file| {
+                file.graph().node[3].op_type = "Relu".into()
+            }),
+            "input e: transposed blocks, which only a Reshape reads",
+        ),
+        (
+            "a later reader of blocks",
+            shuffle(&[0, 1, 4, 2, 5, 3], &[1, 2, 12, 15]).node("Relu", &["d"], "z", &[]),
+            "input d: no node before this one writes it",
         ),
         ("axis twice", shaped("Squeeze", &[0, -4]), "axes [0, 0] name one twice"),
         ("axis of more", shaped("Squeeze", &[1]), "axis 1 of [1, 4, 6, 6] is not 1"),
