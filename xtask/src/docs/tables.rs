@@ -1,6 +1,7 @@
 //! Tables of our documents made from `experiments/*/measured.json`, between a line `<!-- table: NAME -->` and
 //! the next `<!-- end of table -->`. The numbers to list, and what x is, may follow an experiment's name:
-//! `<!-- table: fig1 by instances: runs_per_s input_gbps -->`.
+//! `<!-- table: fig1 by instances: runs_per_s input_gbps -->`. Those of a laboratory note are made from
+//! `docs/notes/laboratory.json`: `<!-- table: laboratory PAGE/NAME -->`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +11,8 @@ use experiment::measured::{Entry, Measured};
 use experiment::table::Row;
 use experiment::verdict::{Judged, Verdict, judge};
 use measure::Provenance;
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::tutorial;
 use crate::compat::results;
@@ -46,6 +49,9 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
     if let Some(page) = name.strip_prefix("times ") {
         return Ok(markdown(&tutorial::rows(tree, page)?));
     }
+    if let Some(place) = name.strip_prefix("laboratory ") {
+        return laboratory(tree, place);
+    }
     let (name, numbers) = name.split_once(": ").unwrap_or((name, ""));
     let (name, x) = name.split_once(" by ").map_or((name, None), |(name, x)| (name, Some(x)));
     let numbers: Vec<&str> = numbers.split_whitespace().collect();
@@ -79,6 +85,32 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
     let rows = made(&measured.entries);
     ensure!(rows.len() > 1, "{path}: nothing for table {name} was found in it");
     Ok(markdown(&rows))
+}
+
+/// A table of a laboratory note, `PAGE/NAME`, and where it was measured.
+fn laboratory(tree: &Tree, place: &str) -> Result<String> {
+    const PATH: &str = "docs/notes/laboratory.json";
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Table {
+        on: String,
+        revision: Option<String>,
+        day: Option<String>,
+        titles: Vec<String>,
+        rows: Vec<Vec<String>>,
+    }
+    let all: Value = serde_json::from_str(tree.get(PATH).unwrap_or("{}")).context(PATH)?;
+    let found = all.pointer(&format!("/{place}"));
+    let found = found.with_context(|| format!("{PATH} has no table {place}"))?;
+    let table = Table::deserialize(found).with_context(|| format!("{PATH}: {place}"))?;
+    let width = table.titles.len();
+    if let Some(row) = table.rows.iter().find(|row| row.len() != width) {
+        bail!("{PATH}: {place}: {} cells below {width} titles: {row:?}", row.len());
+    }
+    let revision = table.revision.map(|revision| format!("revision `{revision}`"));
+    let day = table.day.map(|day| format!("noted {day}"));
+    let on = [Some(table.on), revision, day].into_iter().flatten().collect::<Vec<_>>().join(", ");
+    Ok(format!("{}\n\nMeasured on {on}.", markdown(&[vec![table.titles], table.rows].concat())))
 }
 
 /// Rows of cells, titles first, as a document has them.
@@ -285,6 +317,24 @@ mod tests {
             verdicts: Vec::new(),
             ratios: Default::default(),
             samples: Default::default(),
+        }
+    }
+
+    #[test]
+    fn a_table_of_a_note_is_as_the_laboratory_has_it_with_where_it_was_measured() {
+        let lab = r#"{"a": {"good": {"on": "m, 2 cores", "day": "2026-11-22", "titles": ["x", "y"], "rows": [["1", "2 µs"]]},
+            "wide": {"on": "m", "titles": ["x"], "rows": [["1"], ["2", "3"]]}, "bare": {"titles": [], "rows": []}}}"#;
+        let tree = Tree::of(&[("docs/notes/laboratory.json", lab)]);
+        let made = |name: &str| renewed(&tree, &format!("\n{BEGIN}laboratory {name} -->\n{END}"));
+        let good = "\n| x | y |\n|---|---|\n| 1 | 2 µs |\n\nMeasured on m, 2 cores, noted 2026-11-22.\n<!-- end of table -->";
+        assert!(made("a/good").unwrap().ends_with(good), "{}", made("a/good").unwrap());
+        for (name, words) in [
+            ("a/none", "docs/notes/laboratory.json has no table a/none"),
+            ("a/wide", "a/wide: 2 cells below 1 titles: [\"2\", \"3\"]"),
+            ("a/bare", "a/bare: missing field `on`"),
+        ] {
+            let said = format!("{:#}", made(name).unwrap_err());
+            assert!(said.ends_with(words), "{said}");
         }
     }
 
