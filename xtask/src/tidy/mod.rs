@@ -91,11 +91,9 @@ pub fn run(options: &Options) -> Result<()> {
         late.iter().filter(|_| options.report).for_each(|one| say!("tidy defects: {one}"));
     }
     if checks.contains(&Check::Numbers) {
-        let numbers::Counts { pages, compared, of_notes } = numbers::counts(&tree);
+        let numbers::Counts { pages, compared } = numbers::counts(&tree);
         say!(
-            "tidy numbers: {compared} figures of {pages} documents (README.md, ARCHITECTURE.md, docs, experiments) name a source; {of_notes} stand \
-             without one in the laboratory notes {}",
-            numbers::NOTES.join(", ")
+            "tidy numbers: {compared} figures of {pages} documents (README.md, ARCHITECTURE.md, docs, experiments) name a source"
         );
     }
     if options.report {

@@ -1,7 +1,7 @@
 //! A figure with a unit in a document names its source and equals it (style: a number has a home).
 //!
 //! `CONTRIBUTING.md`, «Numbers in documents», says how to write one. Code blocks, code spans and generated
-//! tables are no prose. Laboratory notes ([`NOTES`]) are records: only what they cite is compared.
+//! tables are no prose.
 
 use std::collections::BTreeMap;
 
@@ -18,23 +18,11 @@ use origin::NumberChoice;
 use page::Page;
 use quantity::{Quantity, Unit};
 
-/// Laboratory notes are the only record of what they measured, so that figures may stand without a source.
-pub const NOTES: [&str; 6] = [
-    "docs/notes/copies.md",
-    "docs/notes/idle.md",
-    "docs/notes/lost-contexts.md",
-    "docs/notes/posting-costs.md",
-    "docs/notes/small-messages.md",
-    "docs/notes/soft-roce.md",
-];
-
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub pages: usize,
     /// Figures that were compared with their source.
     pub compared: usize,
-    /// Figures with a unit of laboratory notes that have none.
-    pub of_notes: usize,
 }
 
 /// Figures without a source, sources that are not there, and figures that do not equal theirs.
@@ -44,12 +32,9 @@ pub fn check(tree: &Tree) -> Vec<String> {
 
 pub fn counts(tree: &Tree) -> Counts {
     let mut counts = Counts::default();
-    for (path, text) in pages(tree) {
-        let page = Page::read(text);
+    for (_, text) in pages(tree) {
         counts.pages += 1;
-        counts.compared += page.figures.iter().filter(|figure| figure.source.is_some()).count();
-        let bare = page.figures.iter().filter(|figure| figure.source.is_none() && figure.is_asked());
-        counts.of_notes += if NOTES.contains(&path) { bare.count() } else { 0 };
+        counts.compared += Page::read(text).figures.iter().filter(|figure| figure.source.is_some()).count();
     }
     counts
 }
@@ -89,7 +74,7 @@ fn of_page(tree: &Tree, path: &str, page: &Page<'_>) -> Vec<String> {
                     say(figure.line, format!("«{said}» is not {source}: {why}"));
                 }
             }
-            None if NOTES.contains(&path) || !figure.is_asked() => {}
+            None if !figure.is_asked() => {}
             // How long a run of it takes is an experiment's own to say.
             None if path.starts_with("experiments/") && figure.is_in_words() => {}
             None => {

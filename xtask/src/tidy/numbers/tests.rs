@@ -223,13 +223,11 @@ fn a_source_behind_no_figure_is_named() {
 }
 
 #[test]
-fn laboratory_notes_need_no_source_but_what_they_cite_is_compared() {
-    for note in NOTES {
-        assert_eq!(found_in(note, "It took 5 µs.\n"), [""; 0]);
-        assert_eq!(found_in(note, "It is 3 MiB<!-- = a/src/ring.rs#RING -->.\n").len(), 1, "{note}");
-    }
+fn a_laboratory_note_needs_sources_as_every_document_does() {
     assert_eq!(found_in("CHANGELOG.md", "It took 5 µs.\n"), [""; 0], "no page of the check");
-    for page in ["README.md", "ARCHITECTURE.md", "docs/x.md", "docs/notes/x.md", "experiments/e/README.md"] {
+    for page in
+        ["README.md", "ARCHITECTURE.md", "docs/x.md", "docs/notes/copies.md", "experiments/e/README.md"]
+    {
         assert_eq!(found_in(page, "It took 5 µs.\n").len(), 1, "{page}");
     }
 }
@@ -240,5 +238,5 @@ fn the_documents_have_their_sources() {
     let found = check(&tree);
     assert!(found.is_empty(), "{found:?}");
     let counts = counts(&tree);
-    assert!(counts.pages > 40 && counts.compared > 120, "{counts:?}");
+    assert!(counts.pages > 40 && counts.compared > 150, "{counts:?}");
 }
