@@ -149,9 +149,14 @@ impl Nic {
     /// The generator on this NIC; options follow.
     pub fn generator(&self, programs: &Programs) -> Result<Command> {
         match self {
-            Nic::Nodes(nodes) => nodes.sender(),
+            Nic::Nodes(nodes) => nodes.generator(0),
             _ => Ok(self.command(&programs.softnic, &programs.generator)),
         }
+    }
+
+    /// The same as an end of a point, whose counters are read.
+    pub fn end_of_point(&self, programs: &Programs) -> Result<Command> {
+        if let Nic::Nodes(nodes) = self { nodes.sender() } else { self.generator(programs) }
     }
 }
 

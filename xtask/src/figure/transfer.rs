@@ -240,7 +240,7 @@ impl run::Bench for Bench<'_> {
         let address = match &self.receiver {
             Receiver::Standing { address, .. } => address.clone(),
             Receiver::Each => {
-                let mut command = self.nic.generator(self.programs)?;
+                let mut command = self.nic.end_of_point(self.programs)?;
                 command.args(["--listen", "127.0.0.1:0", "--nic", self.nic.device(), "--json", "-"]);
                 let mut session = JsonProgram::start(&mut command, &self.logs.join("receiver.log"))?;
                 let address = session.address("the receiver", WAIT)?;
@@ -248,7 +248,7 @@ impl run::Bench for Bench<'_> {
                 address
             }
         };
-        let mut command = self.nic.generator(self.programs)?;
+        let mut command = self.nic.end_of_point(self.programs)?;
         command.args(["--connect", &address, "--nic", self.nic.device()]);
         command.args(self.transfer.sender_options(self.spec, series, key.x, list(key), seconds));
         let mut sender = JsonProgram::start(&mut command, &self.logs.join("sender.log"))?;

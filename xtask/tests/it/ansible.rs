@@ -444,7 +444,7 @@ fn a_signal_during_a_run_on_nodes_removes_them_and_says_how_to_go_on() {
 }
 
 #[test]
-fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
+fn figures_4_and_5_are_measured_between_two_nodes_that_are_gone_afterwards() {
     need!(machine(), testbed, NEEDS);
     need!(released(), softnic, "release builds");
     let bed = Bed::new("fig4");
@@ -459,6 +459,11 @@ fn figure_4_is_measured_between_two_nodes_that_are_gone_afterwards() {
     }
     points.lines().for_each(|point| has_samples_of_both_nodes(point, true));
     assert!(!out.join("testbed").exists());
+    // The posting code is compared once the points, and the folders for their counters, are gone.
+    fs::remove_dir_all(&out).unwrap();
+    let said = figure(LIMIT, ["5", "netns"], &out, &[], &[]);
+    assert!(said.ok, "{}", said.text);
+    said.has(&["shim ÷ libmlx5", "nothing is left"]);
     // Another figure, and a run that would be recorded, are refused before anything is made.
     for (words, said) in [
         ("figure 1 --where netns", "figures 4 to 7"),
