@@ -27,7 +27,7 @@ pub struct Options {
     /// Run a tutorial of docs/tutorials/ as it stands, and say how long each section takes.
     #[arg(long, value_name = "TUTORIAL", conflicts_with = "tables")]
     follow: Option<String>,
-    /// Keep these times in docs/tutorials/times.json; refuses a tree with changes.
+    /// With --follow: write the times to docs/tutorials/times.json; refuses a tree with changes.
     #[arg(long, requires = "follow")]
     record: bool,
     /// Install nothing: without mdBook, print the command that installs it and stop.

@@ -1,7 +1,7 @@
 //! Tables of our documents made from `experiments/*/measured.json`, between a line `<!-- table: NAME -->` and
 //! the next `<!-- end of table -->`. The numbers to list, and what x is, may follow an experiment's name:
-//! `<!-- table: fig1 by instances: runs_per_s input_gbps -->`. Those of a laboratory note are made from
-//! `docs/notes/laboratory.json`: `<!-- table: laboratory PAGE/NAME -->`.
+//! `<!-- table: fig1 by instances: runs_per_s input_gbps -->`. `times PAGE` has a tutorial's times. Tables of
+//! a laboratory note are of `docs/notes/laboratory.json`: `<!-- table: laboratory PAGE/NAME -->`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,9 @@
 //! A tutorial followed as it stands: its commands, one after the other in a fresh folder, each with its time.
 //!
 //! A block of `sh` is run; the text of a block behind a line `<!-- file: PATH -->` is saved there; a block
-//! behind `<!-- not followed: WHY -->` is left out. One shell runs the whole page, so that variables,
-//! functions and folders stay.
+//! behind `<!-- not followed: WHY -->` is left out, and a page with `<!-- page not followed: WHY -->` is
+//! refused. One shell runs the whole page, so that variables and folders stay. It ends with the first
+//! failure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -23,10 +24,10 @@ use crate::workspace::{self, Tree, root};
 
 /// What `--record` writes: the pages by name.
 pub const TIMES: &str = "docs/tutorials/times.json";
-/// Longer than any page takes.
+/// Time limit of one page.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// A page that was followed.
+/// Times of one page.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Followed {
@@ -64,20 +65,39 @@ fn path_of(page: &str) -> String {
     format!("docs/tutorials/{page}.md")
 }
 
-/// The steps of a page. Error: a block behind a mark that is none, or that does not end.
+/// Why a page cannot be followed, if it says so.
+fn not_followed(text: &str) -> Option<&str> {
+    let marks = |line: &'_ str| line.starts_with("<!-- page not followed: ");
+    let line = text.lines().find(|line| marks(line))?;
+    line.split_once(": ")?.1.strip_suffix(" -->")
+}
+
+/// The steps of a page. Error: a mark without a block, a block behind a mark that is none, or without an end.
 fn steps(text: &str) -> Result<Vec<Step<'_>>> {
     let (mut steps, mut lines, mut mark) = (Vec::new(), text.lines(), None);
     while let Some(line) = lines.next() {
         let comment = line.strip_prefix("<!-- ").and_then(|rest| rest.strip_suffix(" -->"));
-        if let Some(language) = line.strip_prefix("```") {
-            let block: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
-            match (mark.take(), language) {
-                (Some(("file", path)), _) => steps.push(Step::File(path, block.join("\n") + "\n")),
+        let fence = line.strip_prefix("```");
+        if let (Some((kind @ ("file" | "not followed"), of)), None) = (mark, fence) {
+            bail!("no block stands right behind «{kind}: {of}»");
+        }
+        if let Some(language) = fence {
+            let (mut block, mut is_closed) = (String::new(), false);
+            for line in lines.by_ref() {
+                is_closed = line == "```";
+                if is_closed {
+                    break;
+                }
+                block += &format!("{line}\n");
+            }
+            ensure!(is_closed, "a block of «{language}» does not end");
+            match (mark, language) {
+                (Some(("file", path)), _) => steps.push(Step::File(path, block)),
                 (Some(("not followed", _)), _) => {}
                 (Some((mark, _)), _) => bail!("«{mark}» is no mark of a block"),
                 // A line that goes on in the next one is one command.
                 (None, "sh") => {
-                    let commands = block.join("\n").replace("\\\n", " ");
+                    let commands = block.replace("\\\n", " ");
                     steps.extend(commands.lines().map(|line| Step::Line(line.to_owned())));
                 }
                 _ => {}
@@ -93,7 +113,9 @@ fn steps(text: &str) -> Result<Vec<Step<'_>>> {
 /// The shell's program: it says a number, a status and two times for each command, on descriptor 3.
 fn script(steps: &[Step<'_>], checkout: &Path) -> String {
     // Root may have no sudo, as the pages say.
-    let mut text = String::from("if [ $(id -u) = 0 ]; then sudo() { \"$@\"; }; fi\n");
+    let mut text = String::from(
+        "if [ $(id -u) = 0 ]; then sudo() { \"$@\"; }; fi\ntrap 'kill $(jobs -p) 2> /dev/null' EXIT\n",
+    );
     for (number, step) in steps.iter().enumerate() {
         let _ = match step {
             Step::Section(title) => writeln!(text, "echo; echo {}", quoted(&format!("== {title}"))),
@@ -109,7 +131,8 @@ fn script(steps: &[Step<'_>], checkout: &Path) -> String {
                 );
                 writeln!(
                     text,
-                    "echo {shown}; since=$EPOCHREALTIME\n{line}\necho {number} $? $since $EPOCHREALTIME >&3"
+                    "echo {shown}; since=$EPOCHREALTIME\n{line}\nfollowed=$?\n\
+                     echo {number} $followed $since $EPOCHREALTIME >&3; [ $followed = 0 ] || exit 0"
                 )
             }
         };
@@ -185,14 +208,16 @@ pub fn follow(page: &str, record: bool) -> Result<()> {
     let text = tree
         .get(&path_of(page))
         .ok_or_else(|| refused(format!("there is no tutorial {page}; there are: {known}")))?;
+    if let Some(why) = not_followed(text) {
+        return Err(refused(format!("the tutorial {page} cannot be followed: {why}")));
+    }
     let provenance = workspace::provenance()?;
     if record && provenance.revision.dirty {
         return Err(refused(
             "--record: the tree has changes; commit them first, since a clone is what is followed",
         ));
     }
-    let folder = std::env::temp_dir().join(format!("follow-{page}"));
-    files::remove(&folder)?;
+    let folder = std::env::temp_dir().join(format!("{page}-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let steps = steps(text)?;
     let program = folder.join("follow.sh");
@@ -200,12 +225,16 @@ pub fn follow(page: &str, record: bool) -> Result<()> {
     let told = folder.join("ended");
     let mut bash = Command::new("bash");
     bash.args(["-c", "exec bash \"$0\" 3> \"$1\""]).arg(&program).arg(&told);
-    // As a reader's: cargo's settings of this run are none of a clone's.
-    bash.env_remove("CARGO_TARGET_DIR").env("LC_ALL", "C.UTF-8").current_dir(&folder).stdin(Stdio::null());
+    // As a reader's: what cargo says to this run, and its target folder, are not the clone's.
+    for name in ["CARGO_MANIFEST_DIR", "CARGO_TARGET_DIR", "RUSTUP_TOOLCHAIN"] {
+        bash.env_remove(name);
+    }
+    bash.env("LC_ALL", "C.UTF-8").current_dir(&folder).stdin(Stdio::null());
     let ended = ChildGuard::start(&mut bash)?.wait(LIMIT)?;
+    let at = format!("{}, followed in {}", path_of(page), folder.display());
+    ensure!(ended != Ended::TimedOut, "{at}: the shell {ended}");
     let said = fs::read_to_string(&told).with_context(|| format!("reading {}", told.display()))?;
-    let sections = sections(&steps, &said)
-        .with_context(|| format!("{}, followed in {}", path_of(page), folder.display()))?;
+    let sections = sections(&steps, &said).context(at)?;
     ensure!(ended == Ended::Well, "the shell {ended}");
     files::remove(&folder)?;
     for section in &sections {
@@ -246,13 +275,18 @@ mod tests {
             line("cat a/b.txt # shows it"),
         ];
         assert_eq!(steps(PAGE).unwrap(), wanted);
-        let error = steps("<!-- fil: a -->\n```c\n```\n").unwrap_err().to_string();
-        assert_eq!(error, "«fil» is no mark of a block");
+        for (page, words) in [
+            ("<!-- fil: a -->\n```c\n```\n", "«fil» is no mark of a block"),
+            ("<!-- file: a -->\n\n```c\n```\n", "no block stands right behind «file: a»"),
+            ("text\n```sh\ntrue\n", "a block of «sh» does not end"),
+        ] {
+            assert_eq!(steps(page).unwrap_err().to_string(), words);
+        }
     }
 
     #[test]
     fn a_shell_runs_them_and_says_what_each_took() {
-        let steps = steps("## 1. A\n```sh\nmkdir a; cd a; it() { cat b; }\n```\n<!-- file: b -->\n```\n50 % of 'it'\n```\n```sh\nit; sleep 0.05\nfalse\ntrue\n```\n").unwrap();
+        let steps = steps("## 1. A\n```sh\nmkdir a; cd a; it() { cat b; }\n```\n<!-- file: b -->\n```\n50 % of 'it'\n```\n```sh\nit; sleep 0.05\nfalse\ntouch c\n```\n").unwrap();
         let folder = std::env::temp_dir().join(format!("xtask-tutorial-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let mut bash = Command::new("bash");
@@ -268,6 +302,8 @@ mod tests {
         let error = sections(&steps, &reached.join("\n")).unwrap_err().to_string();
         assert_eq!(error, "not reached: false");
         let ended = ended.replace(" 1 ", " 0 ");
+        assert_eq!(sections(&steps, &ended).unwrap_err().to_string(), "not reached: touch c");
+        let ended = ended + "5 0 1.0 2.0\n";
         let [section] = &sections(&steps, &ended).unwrap()[..] else { panic!("{ended}") };
         assert_eq!((section.title.as_str(), section.commands.len()), ("1. A", 4));
         assert!(
@@ -306,7 +342,7 @@ mod tests {
         {
             let steps = steps(text).unwrap_or_else(|error| panic!("{path}: {error}"));
             let count = steps.iter().filter(|step| matches!(step, Step::Line(_))).count();
-            assert!(count >= 10 || text.contains("<!-- not followed: "), "{path}: {count} commands");
+            assert!(count >= 10 || not_followed(text).is_some(), "{path}: {count} commands");
             let unclosed =
                 Command::new("bash").arg("-nc").arg(script(&steps, Path::new("/x"))).status().unwrap();
             assert!(unclosed.success(), "{path}");
