@@ -159,15 +159,17 @@ impl Bench {
         let loses = row.nic.iter().any(|option| option == "--loss");
         let of = |command: &str, end| {
             let filled = kernel::filled(&program.filled(command, at.port), end, kernel);
-            if loses && end == kernel { kernel::losing(&filled) } else { filled }
+            if loses && end == kernel { kernel::losing(&filled, row.deadline()) } else { filled }
         };
+        // The shell around it tells what was lost, once its command was ended.
+        let limit = row.deadline() + if loses { LEAVING } else { Duration::ZERO };
         let on_nic = |number: usize, command: &str| {
             self.on_nic(guest.beside(&self.softnic), program, row, at, number, command)
         };
         let sides = match kernel {
             End::Server => {
                 let ready = kernel::ready(row.ready.as_deref(), at.port);
-                let serving = guest.start(&of(server, End::Server), &ready, row.deadline())?;
+                let serving = guest.start(&of(server, End::Server), &ready, limit)?;
                 serving.wait_until_ready()?;
                 let asked =
                     run_logged(&mut on_nic(1, &of(client, End::Client)), &at.file(1, "log"), row.deadline())?;
@@ -176,8 +178,8 @@ impl Bench {
             }
             End::Client => {
                 let mut serving = at.serving(&mut on_nic(0, &of(server, End::Server)), row)?;
-                let asking = guest.start(&of(client, End::Client), "true", row.deadline())?;
-                let asked = asking.wait(row.deadline() + LEAVING);
+                let asking = guest.start(&of(client, End::Client), "true", limit)?;
+                let asked = asking.wait(limit + LEAVING);
                 let served = serving.wait(LEAVING)?;
                 [at.side(0, Some(served))?, Side { ended: Some(asked), said: asking.said() }]
             }
@@ -187,10 +189,12 @@ impl Bench {
         let counters = lines(std::slice::from_ref(&stats))?;
         let lost = ["injected_lost_requests", "injected_lost_replies"].map(|name| counted(&counters, name));
         ensure!(!loses || lost != [0, 0], "the NIC lost no packet");
-        if loses {
-            let said = &sides[usize::from(kernel == End::Client)].said;
-            let [sent, lost] = kernel::sent_and_lost(said).context("tc does not say what the guest lost")?;
-            // Of few packets none may be lost.
+        let guest = &sides[usize::from(kernel == End::Client)];
+        // Else its end is what went wrong.
+        if loses && guest.ended == Some(Ended::Well) {
+            let found = kernel::sent_and_lost(&guest.said);
+            let [sent, lost] = found.context("tc does not say what the guest lost")?;
+            // Few packets may all arrive.
             ensure!(lost > 0 || sent < 1000, "the guest lost none of {sent} packets");
         }
         Ok((sides.into(), vec![stats]))

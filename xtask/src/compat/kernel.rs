@@ -53,11 +53,13 @@ pub fn filled(command: &str, end: End, kernel: End) -> String {
     command.replace("{device}", device).replace("{gid}", gid).replace("{server}", server)
 }
 
-/// A command of the guest whose Ethernet loses 1 % of what leaves it meanwhile; then what was sent and lost.
-pub fn losing(command: &str) -> String {
+/// A command of the guest, ended after `limit`, whose Ethernet loses 1 % of what leaves it meanwhile; then
+/// what was sent and lost.
+pub fn losing(command: &str, limit: Duration) -> String {
+    let seconds = limit.as_secs();
     let tc = "/usr/bin/tc qdisc";
     format!(
-        "{tc} replace dev eth0 root netem loss 1% || exit; {command}; rc=$?\n/usr/bin/tc -s qdisc show dev eth0\n\
+        "{tc} replace dev eth0 root netem loss 1% || exit; timeout {seconds} {command}; rc=$?\n/usr/bin/tc -s qdisc show dev eth0\n\
          {tc} del dev eth0 root; exit $rc"
     )
 }
