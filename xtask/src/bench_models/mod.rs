@@ -153,7 +153,7 @@ fn execute(
     }
     let script = programs.peers.join(if options.gpu { "compiled_graph.py" } else { "onnxruntime_cpu.py" });
     let mut peer = Peer::new(options.python.as_deref(), script, &logs);
-    let hello = peer.start()?;
+    let hello = peer.start(peer::STARTED)?;
     let mut provenance = workspace::provenance()?;
     for (name, version) in hello["versions"].as_object().into_iter().flatten() {
         provenance.versions.insert(name.clone(), version.as_str().unwrap_or_default().to_owned());

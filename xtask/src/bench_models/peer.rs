@@ -13,7 +13,7 @@ use crate::refused::refused;
 use crate::wheels;
 
 /// Longest that it may take to start.
-const STARTED: Duration = Duration::from_secs(120);
+pub const STARTED: Duration = Duration::from_secs(120);
 
 /// A peer's process: started when it is asked, and again when it was lost.
 pub struct Peer<'a> {
@@ -47,7 +47,7 @@ impl<'a> Peer<'a> {
     }
 
     /// What it says of itself. Error: refused when it cannot run here.
-    pub fn start(&mut self) -> Result<Value> {
+    pub fn start(&mut self, limit: Duration) -> Result<Value> {
         let mut command = Command::new(self.python);
         // The folder that has the package `onnxruntime`.
         let wheel = wheels::ONNX_RUNTIME.used();
@@ -58,7 +58,7 @@ impl<'a> Peer<'a> {
         let mut session = JsonProgram::start(&mut command, &log)?;
         let help = || format!("{} (--python names another Python)", self.script.display());
         let hello =
-            session.json("hello", STARTED).map_err(|error| refused(format!("{}: {error:#}", help())))?;
+            session.json("hello", limit).map_err(|error| refused(format!("{}: {error:#}", help())))?;
         if let Some(error) = hello["error"].as_str() {
             return Err(refused(format!("{}: {error}", help())));
         }
@@ -69,7 +69,7 @@ impl<'a> Peer<'a> {
     /// Error: also what the answer calls one. A process that does not answer is ended.
     pub fn ask(&mut self, request: &Value, limit: Duration) -> Result<Value> {
         if self.session.is_none() {
-            self.start()?;
+            self.start(STARTED)?;
         }
         let session = self.session.as_mut().context("it was started")?;
         let (answer, log) = (session.ask(request, limit), session.log.display().to_string());

@@ -372,7 +372,7 @@ fn a_point_ends_in_its_time_without_the_way_that_would_take_it_all() {
     let why = point.detail["failed"]["compiled-nhwc"].as_str().unwrap_or_default();
     assert!(point.is_whole() && why.ends_with("half of what a point had left"), "{:?}", point.detail);
     assert_eq!(point.values["peer_us"], 80.0, "of the ways that a new process prepared again");
-    let point = late("time", 4);
+    let point = late("time", 16);
     let missing = point.missing.unwrap_or_default();
     assert!(missing.contains("compiled-nhwc: it did not say `answer` within"), "{missing}");
 }

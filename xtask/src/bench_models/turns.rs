@@ -13,7 +13,7 @@ use experiment::statistics::spread;
 use measure::{BackgroundLoad, Part, Provenance};
 use serde_json::{Value, json};
 
-use super::peer::Peer;
+use super::peer::{Peer, STARTED};
 use crate::figure::models::Profiler;
 use crate::refused::Refused;
 
@@ -22,8 +22,7 @@ pub const WAYS: [&str; 4] = ["eager-nchw", "eager-nhwc", "compiled-nchw", "compi
 pub const ON_THE_CPU: [&str; 1] = ["python"];
 /// Longest that a point may take, so that `timeout 540 … --resume` measures one at least.
 pub const POINT: Duration = Duration::from_secs(480);
-/// Longest that the peer may take to prepare a way, and to answer anything else.
-const PREPARED: Duration = Duration::from_secs(240);
+/// Longest that the peer may take to answer, but to prepare a way.
 const ANSWERED: Duration = Duration::from_secs(60);
 /// What is kept of the profiler's line.
 const SAID: [&str; 6] =
@@ -156,9 +155,11 @@ impl Turns<'_> {
             let request = json!({
                 "do": "prepare", "file": file, "precision": precision, "way": way, "threads": threads,
             });
-            // A process that is ended lost the ways before, which are prepared again in the other half.
-            let (limit, since) = (PREPARED.min(subject.left()? / 2), Instant::now());
-            match self.peer.ask(&request, limit) {
+            let begin = STARTED.min(subject.left()?);
+            let started = if self.peer.is_lost() { self.peer.start(begin).map(drop) } else { Ok(()) };
+            // A time-out ends the process. The other half is for its earlier ways, which are prepared again.
+            let (limit, since) = (subject.left()? / 2, Instant::now());
+            match started.and_then(|()| self.peer.ask(&request, limit)) {
                 Ok(answer) => {
                     prepared.insert(way, answer["prepare_s"].clone());
                     at += 1;
