@@ -136,11 +136,17 @@ impl Importer {
 
     pub(super) fn finish(mut self, outputs: &[onnx::ValueInfo]) -> Result<Graph, ImportError> {
         for output in outputs {
-            let Some(&Known::Tensor(id)) = self.known.get(&output.name) else {
-                let problem = "the model's output, but no node writes it".to_owned();
-                return Err(ImportError::Tensor { tensor: output.name.clone(), problem });
+            let problem = match self.known.get(&output.name) {
+                Some(&Known::Tensor(id)) => {
+                    self.graph.outputs.push(id);
+                    continue;
+                }
+                Some(Known::Shuffled(_)) => {
+                    "the model's output, and transposed blocks, which only a Reshape reads"
+                }
+                _ => "the model's output, but no node writes it",
             };
-            self.graph.outputs.push(id);
+            return Err(ImportError::Tensor { tensor: output.name.clone(), problem: problem.to_owned() });
         }
         if self.graph.inputs.is_empty() || self.graph.outputs.is_empty() {
             let reason = format!("{} inputs, {} outputs", self.graph.inputs.len(), self.graph.outputs.len());

@@ -27,10 +27,10 @@ impl Instance {
         Ok(Stamps::new(&module, runs, self.way())?)
     }
 
-    /// Median GPU time of a run that the host launches: from the first kernel's begin to the last one's end,
-    /// and to the begin of the stamp behind that one. The first is the second less what a graph of the two
-    /// stamps alone takes: the gap before the last stamp, and the time of the first one, so it is too short
-    /// rather than too long.
+    /// Median GPU times of a run that the host launches, `(span, stamped)`. `stamped` is from the first
+    /// kernel's begin to the begin of the stamp behind the last one. `span` is `stamped` less the time of a
+    /// graph of the two stamps alone. That time holds the gap before the last stamp and the first stamp's own
+    /// time: `span` is too short rather than too long.
     pub fn spans(&self, runs: usize) -> Result<(Duration, Duration), EngineError> {
         let stamps = self.new_stamps(runs)?;
         let empty = self.stamped(&stamps, runs, |_| Ok(()))?;
