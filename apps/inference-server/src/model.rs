@@ -82,7 +82,7 @@ fn plans(file: &[u8], weights: &str, layouts: &[Layout]) -> Result<Vec<Plan>> {
     layouts.iter().map(plan).collect()
 }
 
-/// The plan of what runs our own kernels alone.
+/// The plan in NCHW, for the host twin and the kernel that stays.
 fn plan(file: &[u8], weights: &str) -> Result<Plan> {
     Ok(plans(file, weights, &[Layout::ChannelsFirst])?.remove(0))
 }

@@ -154,7 +154,7 @@ impl Nic {
         }
     }
 
-    /// The same as an end of a point, whose counters are read.
+    /// The generator as an end of a point: it leaves its counters.
     pub fn end_of_point(&self, programs: &Programs) -> Result<Command> {
         if let Nic::Nodes(nodes) = self { nodes.sender() } else { self.generator(programs) }
     }
