@@ -170,10 +170,14 @@ fn sections(steps: &[Step<'_>], said: &str) -> Result<Vec<Section>> {
     Ok(sections)
 }
 
+/// The times of all pages that were recorded.
+fn recorded(tree: &Tree) -> Result<Times> {
+    tree.get(TIMES).map_or_else(|| Ok(Times::new()), serde_json::from_str).context(TIMES)
+}
+
 /// The table of a page's times: each section, and all.
 pub fn rows(tree: &Tree, page: &str) -> Result<Vec<Vec<String>>> {
-    let times: Times =
-        tree.get(TIMES).map_or_else(|| Ok(Times::new()), serde_json::from_str).context(TIMES)?;
+    let times: Times = recorded(tree)?;
     let of = times.get(page).with_context(|| format!("{TIMES} has no {page}"))?;
     let revision = workspace::in_words(&of.provenance.revision);
     // Other programs take time of the builds.
@@ -241,8 +245,7 @@ pub fn follow(page: &str, record: bool) -> Result<()> {
         say!("{:>8.1} s  {}", section.seconds, section.title);
     }
     if record {
-        let mut times: Times =
-            tree.get(TIMES).map_or_else(|| Ok(Times::new()), serde_json::from_str).context(TIMES)?;
+        let mut times: Times = recorded(&tree)?;
         times.insert(page.to_owned(), Followed { provenance, sections });
         files::write(&root().join(TIMES), &(serde_json::to_string_pretty(&times)? + "\n"))?;
         say!("{TIMES}: recorded; `cargo xtask docs --tables` writes the page's table");

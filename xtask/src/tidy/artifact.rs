@@ -71,8 +71,7 @@ fn claims(tree: &Tree) -> Vec<[String; 6]> {
             let [command, time, verdict, by] = match claim.rule {
                 Rule::Background {} => ["none", "none", "background", "none"].map(str::to_owned),
                 _ => {
-                    let [options, rest @ ..] = recorded(&judged, spec, &claim.id);
-                    let [time, verdict, by] = rest;
+                    let [options, time, verdict, by] = recorded(&judged, spec, &claim.id);
                     [format!("`cargo xtask figure {figure}{options}`"), time, verdict, by]
                 }
             };
