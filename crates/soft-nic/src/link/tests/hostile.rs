@@ -1,7 +1,7 @@
 //! Peers that write what cannot be. They lose their channel; nobody else loses anything.
 
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mlx5_device::carrier::Inbound as _;
@@ -232,9 +232,10 @@ fn records_rewritten_while_they_are_read_never_reach_beyond_the_target() {
         a.ring_bells();
         let outgoing = a.outgoing[usize::from(slot)].as_ref().unwrap();
         let stop = AtomicBool::new(false);
+        let changes = AtomicU64::new(0);
         std::thread::scope(|scope| {
             let (ring, _) = outgoing.producer.next(Lane::Request);
-            let stop = &stop;
+            let (stop, changes, records) = (&stop, &changes, starts.len());
             scope.spawn(move || {
                 let mut state = seed;
                 while !stop.load(Ordering::Relaxed) {
@@ -243,22 +244,33 @@ fn records_rewritten_while_they_are_read_never_reach_beyond_the_target() {
                     let at = start + 8 * (random(&mut state) % 10);
                     let [old] = ring.load::<1>(at);
                     ring.store(at, [old ^ 1 << (random(&mut state) % 64)]);
+                    changes.fetch_add(1, Ordering::Relaxed);
                     (0..random(&mut state) % 256).for_each(|_| std::hint::spin_loop());
                     ring.store(at, [old]);
                 }
             });
             // The target lies between two guards.
             let mut memory = vec![0u8; 3 * TARGET];
-            for round in 0..4_000 {
-                let to = [Segment { addr: memory[TARGET..].as_mut_ptr() as u64, len: TARGET as u64 }];
-                b.poll(1, |inbound| {
-                    // Not consumed, so that the same records are read again while they change.
-                    let fits = inbound.packet.payload.length as usize <= TARGET;
-                    handled += u64::from(fits && inbound.copy_into(&to, Order::Increasing).is_ok());
-                    if round % 600 == 599 { Disposition::Consumed } else { Disposition::NotNow }
-                });
-                if b.incoming.is_empty() {
-                    break;
+            let deadline = Instant::now() + Duration::from_secs(60);
+            for _record in 0..records {
+                let (mut reads, before) = (0, changes.load(Ordering::Relaxed));
+                let mut consumed = false;
+                while !consumed && !b.incoming.is_empty() {
+                    // The other thread may get no core for a while: a record is taken when it was read
+                    // often and changed often.
+                    consumed = reads >= 600 && changes.load(Ordering::Relaxed) - before >= 100;
+                    if reads >= 600 && !consumed {
+                        std::thread::yield_now();
+                        assert!(Instant::now() < deadline, "the writing thread does not run");
+                    }
+                    reads += 1;
+                    let to = [Segment { addr: memory[TARGET..].as_mut_ptr() as u64, len: TARGET as u64 }];
+                    b.poll(1, |inbound| {
+                        // Not consumed, so that the same record is read again while it changes.
+                        let fits = inbound.packet.payload.length as usize <= TARGET;
+                        handled += u64::from(fits && inbound.copy_into(&to, Order::Increasing).is_ok());
+                        if consumed { Disposition::Consumed } else { Disposition::NotNow }
+                    });
                 }
             }
             stop.store(true, Ordering::Relaxed);
