@@ -198,7 +198,16 @@ impl Peer {
     }
 
     /// What lies where an answer belongs.
-    pub fn taken(&mut self, asked: Asked) -> (Status, bool) {
+    fn taken(&mut self, asked: Asked) -> (Status, bool) {
+        self.read(asked).unwrap()
+    }
+
+    /// Whether an answer has come whole. A later one's header in its place is no panic: it is torn.
+    pub fn has_whole(&mut self, asked: Asked) -> bool {
+        self.has(asked) && matches!(self.read(asked), Ok((Status::Ok, true)))
+    }
+
+    fn read(&mut self, asked: Asked) -> Result<(Status, bool), slots::client::AnswerError> {
         let (geometry, nth) = (geometry(), (asked.slot - self.first) as usize);
         let at = nth * geometry.client_stride();
         let (mut prefix, mut values) = ([0; PREFIX_BYTES], vec![0; 4 * FLOATS]);
@@ -206,7 +215,7 @@ impl Peer {
         self.memory.read(at + geometry.answer.entries()[0].offset as usize, &mut values);
         let more = |nth: usize| (asked.value + nth as f32 + 1.0).to_le_bytes();
         let expected: Vec<u8> = (0..FLOATS).flat_map(more).collect();
-        (self.client.answered(asked.slot, &prefix).unwrap().status, values == expected)
+        Ok((self.client.answered(asked.slot, &prefix)?.status, values == expected))
     }
 }
 
@@ -328,7 +337,7 @@ pub fn read_late(context: &Context, served: &mut Served, mode: Mode, waits: bool
         // The second one may have taken its place, where nothing waits.
         (peer.has(first) || peer.has(second)).then_some(())
     });
-    let is_whole = peer.has(first) && peer.taken(first) == (Status::Ok, true);
+    let is_whole = peer.has_whole(first);
     drop(served.remove(peer.number).unwrap());
     // Where nothing waits, the slot counts as sent already.
     let _ = served.withdraw(peer.number);

@@ -80,7 +80,7 @@ fn read_late(context: &Context, machine: &Machine, waits: bool) -> bool {
     }
     peer.post_receive();
     wait_for("the first answer", || (peer.has(first) || peer.has(second)).then_some(()));
-    let is_whole = peer.has(first) && peer.taken(first) == (Status::Ok, true);
+    let is_whole = peer.has_whole(first);
     if waits {
         // The second one has its turn once the first was sent.
         answered(2);
