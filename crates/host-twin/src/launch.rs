@@ -137,7 +137,7 @@ impl Running {
         for thread in self.threads.drain(..) {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
-        let ran = self.grid.memory.finish();
+        let ran = self.grid.memory.report();
         if ended_well {
             return Ok(ran);
         }

@@ -99,11 +99,14 @@ impl LaunchMemory {
     }
 
     /// All lanes have ended: what is stored is in memory from now on.
-    pub(crate) fn finish(&self) -> LaunchReport {
-        let Some(weak) = &self.0 else { return LaunchReport { stored: 0, overtook: 0 } };
-        let mut buffer = weak.buffer();
-        buffer.empty(&mut HostMemory);
-        let (stored, overtook) = buffer.counts();
+    pub(crate) fn finish(&self) {
+        if let Some(weak) = &self.0 {
+            weak.buffer().empty(&mut HostMemory);
+        }
+    }
+
+    pub(crate) fn report(&self) -> LaunchReport {
+        let (stored, overtook) = self.0.as_ref().map_or((0, 0), |weak| weak.buffer().counts());
         LaunchReport { stored, overtook }
     }
 }

@@ -162,6 +162,8 @@ impl Grid {
         waits.extend(resident.iter().flat_map(|block| block.waits()));
         drop(waits);
         drop((resident, spare));
+        // Before anybody is told of the end. Weak memory has one worker.
+        self.memory.finish();
         self.control.end(1);
     }
 }

@@ -6,7 +6,7 @@ use host_twin::{Arguments, Dim3, Launch, Visibility};
 use measure::need;
 
 use crate::reference::{fractions, half_value, nearest_half, numbers, product};
-use crate::{compiler, run_on};
+use crate::{KERNELS, compiler, run_on};
 
 /// A launch in direct memory, and one of at most 256 lanes with weak memory.
 fn both(launch: Launch) -> [Launch; 2] {
@@ -179,6 +179,26 @@ fn a_seed_interleaves_the_lanes_of_all_blocks_the_same_way_each_time() {
     assert_ne!(order(2), first, "another seed");
     let blocks: Vec<bool> = first.iter().map(|lane| *lane < 32).collect();
     assert!(blocks.windows(2).filter(|pair| pair[0] != pair[1]).count() > 10, "blocks take turns");
+}
+
+#[test]
+fn what_a_kernel_has_stored_is_in_memory_when_it_has_ended() {
+    need!(compiler(), cc, "a C++ compiler");
+    for seed in 0..10 {
+        let mut words = [0_u32; 40];
+        let arguments = Arguments::new().pointer(words.as_mut_ptr()).push(words.len() as i32);
+        let launch = Launch { visibility: Visibility::Weak { seed }, ..Launch::new(1, 1) };
+        let kernel = KERNELS.find("stores_and_ends").unwrap();
+        // SAFETY: the kernel writes so many words, which live until it was waited for.
+        let running = unsafe { host_twin::start(kernel, &launch, arguments) }.unwrap();
+        while !running.has_ended() {
+            std::thread::yield_now();
+        }
+        // SAFETY: the kernel has ended. It was not waited for yet, so that the compiler must not know the words.
+        let seen = unsafe { (&raw const words).read_volatile() };
+        running.wait().unwrap();
+        assert!(seen.iter().zip(1..).all(|(word, nth)| *word == nth), "seed {seed}: {seen:?}");
+    }
 }
 
 /// Bits of sums, products and the like of pairs, row by row as the kernel leaves them.
