@@ -193,12 +193,18 @@ impl Service for Kernels {
 /// Makes what will have the turns.
 fn prepare(options: &Options, machine: &Machine, served: &mut Served, model: Runs) -> Result<()> {
     let model = match model {
+        Runs::InSlots(model) if options.mode == Mode::GpuAhead => {
+            Runs::Gpu(model.recorded(options, &served.tensors_ahead())?)
+        }
         Runs::InSlots(model) if options.mode != Mode::GpuPersistent => {
             Runs::Gpu(model.recorded(options, &served.tensors())?)
         }
         other => other,
     };
     match model {
+        model if options.mode == Mode::GpuAhead => {
+            served.prepare_ahead(model.model()?).with_context(|| machine.name())?;
+        }
         Runs::Twin(model) => served.prepare_by_cpu(model)?,
         Runs::InSlots(model) => {
             let tensors = served.tensors();

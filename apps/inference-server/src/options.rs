@@ -156,12 +156,12 @@ pub const OPTION_SCOPES: [OptionScope<Options>; 7] = [
     },
     OptionScope {
         options: &["trace"],
-        to: "--mode gpu-graph, gpu-while, gpu-persistent, or cpu-cpu-shim with --engine gpu",
+        to: "--mode gpu-graph, gpu-while, gpu-ahead, gpu-persistent, or cpu-cpu-shim with --engine gpu",
         when: Options::can_trace,
     },
     OptionScope {
         options: &["place", "sleep"],
-        to: "--mode gpu-cpu, gpu-graph, gpu-while or gpu-persistent",
+        to: "--mode gpu-cpu, gpu-graph, gpu-while, gpu-ahead or gpu-persistent",
         when: |options| options.mode.waits() == Processor::Gpu,
     },
     OptionScope {

@@ -61,6 +61,20 @@ struct db_turn {
     struct db_counts counts;
 };
 
+/* One of the two graphs of ahead.cu, of the even or of the odd turns. */
+struct db_lane {
+    db_u32 state, slot, status, model_slot; /* of the offered turn, as db_turn has them */
+    db_u32 next;                            /* the turn that it waits for */
+    db_u32 has_turn;                        /* this launch of its graph has one */
+    db_u64 cancel;                          /* the graph's word that ends it */
+};
+
+/* Both, in the GPU's memory. */
+struct db_lanes {
+    struct db_turn runs; /* the turn that runs, for the model and the copies: what db_lane has of it, and no more */
+    struct db_lane lanes[2];
+};
+
 /* When the steps of a slot's request were taken, by db_clock_ns(): GPU memory, only while it is traced. */
 struct db_steps {
     db_u64 arrived; /* the receive completion's timestamp, by the NIC's clock */

@@ -22,18 +22,21 @@ pub enum Mode {
     GpuGraph,
     /// A graph waits and posts as the body of a WHILE node.
     GpuWhile,
+    /// One block stays, waits for the next request and posts; two graphs that launch themselves compute.
+    GpuAhead,
     /// One kernel stays on the GPU and does all of it.
     GpuPersistent,
 }
 
 impl Mode {
-    pub const ALL: [Mode; 7] = [
+    pub const ALL: [Mode; 8] = [
         Mode::CpuCpuIbverbs,
         Mode::CpuCpuShim,
         Mode::CpuGpu,
         Mode::GpuCpu,
         Mode::GpuGraph,
         Mode::GpuWhile,
+        Mode::GpuAhead,
         Mode::GpuPersistent,
     ];
 
@@ -46,6 +49,7 @@ impl Mode {
             Mode::GpuCpu => "gpu-cpu",
             Mode::GpuGraph => "gpu-graph",
             Mode::GpuWhile => "gpu-while",
+            Mode::GpuAhead => "gpu-ahead",
             Mode::GpuPersistent => "gpu-persistent",
         }
     }
@@ -57,7 +61,7 @@ impl Mode {
             Mode::CpuGpu => Some("cpu-gpu"),
             Mode::GpuCpu => Some("gpu-cpu"),
             Mode::GpuGraph => Some("gpu-gpu"),
-            Mode::GpuWhile | Mode::GpuPersistent => None,
+            Mode::GpuWhile | Mode::GpuAhead | Mode::GpuPersistent => None,
         }
     }
 
@@ -77,6 +81,9 @@ impl Mode {
             Mode::GpuCpu => "a graph waits and launches itself again, and a thread posts",
             Mode::GpuGraph => "a graph waits, posts, and launches itself again",
             Mode::GpuWhile => "a graph waits and posts as the body of a WHILE node",
+            Mode::GpuAhead => {
+                "one block stays on the GPU, waits for the next request and posts, while two graphs compute in turn"
+            }
             Mode::GpuPersistent => "one kernel stays on the GPU, waits and posts",
         };
         match self.release_name() {
@@ -89,7 +96,7 @@ impl Mode {
     pub const fn waits(self) -> Processor {
         match self {
             Mode::CpuCpuIbverbs | Mode::CpuCpuShim | Mode::CpuGpu => Processor::Cpu,
-            Mode::GpuCpu | Mode::GpuGraph | Mode::GpuWhile | Mode::GpuPersistent => Processor::Gpu,
+            _ => Processor::Gpu,
         }
     }
 
@@ -97,7 +104,7 @@ impl Mode {
     pub const fn posts(self) -> Processor {
         match self {
             Mode::CpuCpuIbverbs | Mode::CpuCpuShim | Mode::GpuCpu => Processor::Cpu,
-            Mode::CpuGpu | Mode::GpuGraph | Mode::GpuWhile | Mode::GpuPersistent => Processor::Gpu,
+            _ => Processor::Gpu,
         }
     }
 
@@ -149,6 +156,6 @@ mod tests {
             let about = mode.about();
             assert!(about.contains(mode.release_name().unwrap_or("none such")), "{mode}: {about}");
         }
-        assert_eq!(Mode::ALL.iter().filter(|mode| mode.needs_gpu()).count(), 5);
+        assert_eq!(Mode::ALL.iter().filter(|mode| mode.needs_gpu()).count(), 6);
     }
 }

@@ -188,6 +188,7 @@ impl OnGpu {
             (Mode::GpuPersistent, _) => {
                 served.prepare_resident(add::resident(&machine, &served.tensors())?)?;
             }
+            (Mode::GpuAhead, _) => served.prepare_ahead(buffer.model()?)?,
             (_, false) => served.prepare_by_cpu(move || buffer.add().map_err(|error| error.to_string()))?,
             (Mode::GpuWhile, true) => served.prepare_graph(Repeat::While, Box::new(buffer.recorded()?))?,
             (_, true) => served.prepare_graph(Repeat::Relaunch, Box::new(buffer.recorded()?))?,

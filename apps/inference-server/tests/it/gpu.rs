@@ -11,9 +11,10 @@ use slots::Status;
 
 use crate::served::*;
 
-const MODES: [&str; 3] = ["gpu-graph", "gpu-while", "gpu-persistent"];
+const MODES: [&str; 4] = ["gpu-graph", "gpu-while", "gpu-ahead", "gpu-persistent"];
 /// Kernels wait.
-const WAITING: [&[&str]; 4] = [&["gpu-graph"], &["gpu-while"], &["gpu-persistent"], &["gpu-cpu"]];
+const WAITING: [&[&str]; 5] =
+    [&["gpu-graph"], &["gpu-while"], &["gpu-ahead"], &["gpu-persistent"], &["gpu-cpu"]];
 /// The processor waits, and kernels compute.
 const DRIVEN: [&[&str]; 3] = [
     &["cpu-gpu"],

@@ -33,7 +33,7 @@ pub const WAYS: [(&[&str], &[Arrival]); 7] = [
     (&["--engine", "twin"], ALL),
     (&["--machine", "twin", "--mode", "cpu-gpu"], ALL),
     (&["--machine", "twin", "--mode", "gpu-graph", "--arrival", "flag"], &[Arrival::Flag]),
-    (&["--machine", "twin", "--mode", "gpu-graph", "--arrival", "tail"], &[Arrival::Tail]),
+    (&["--machine", "twin", "--mode", "gpu-ahead", "--arrival", "tail"], &[Arrival::Tail]),
     (&["--machine", "twin", "--mode", "gpu-graph", "--arrival", "completion"], &[Arrival::Completion]),
     (&["--machine", "twin", "--mode", "gpu-persistent", "--arrival", "flag"], &[Arrival::Flag]),
     (&["--machine", "twin", "--mode", "gpu-cpu", "--arrival", "completion"], &[Arrival::Completion]),

@@ -194,7 +194,7 @@ fn what_a_kernel_has_stored_is_in_memory_when_it_has_ended() {
         while !running.has_ended() {
             std::thread::yield_now();
         }
-        // SAFETY: the kernel has ended. It was not waited for yet, so that the compiler must not know the words.
+        // SAFETY: the kernel has ended; it was not waited for, and the compiler must not know the words.
         let seen = unsafe { (&raw const words).read_volatile() };
         running.wait().unwrap();
         assert!(seen.iter().zip(1..).all(|(word, nth)| *word == nth), "seed {seed}: {seen:?}");

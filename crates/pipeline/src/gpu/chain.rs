@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use gpu::{End, Recorded};
 use slots::layout::{STOP, Status};
 
-use super::launch::Steps;
+use super::launch::{Model, Steps};
 use super::layout::db_served;
-use super::runs::{Model, OnEnd, Runs, Threaded, spawn};
+use super::runs::{OnEnd, Runs, Threaded, spawn};
 use super::{Core, Repeat, Served, ServedError, State, launch, refuse};
 
 fn turns(core: &Arc<Core>, steps: &Steps, model: &Mutex<Box<Model>>) -> Result<(), ServedError> {
@@ -139,6 +139,10 @@ impl Served {
                 let (name, wait): (_, Wait) = match of {
                     Threaded::Resident(kernel) => {
                         let launched = kernel.launch(&self.core, 0)?;
+                        ("chain-end", Box::new(|| launched.ended()))
+                    }
+                    Threaded::Ahead(ahead) => {
+                        let launched = ahead.launch(&self.core)?;
                         ("chain-end", Box::new(|| launched.ended()))
                     }
                     // It stands for the GPU, as the twin's own threads do.

@@ -1,7 +1,10 @@
 //! All memory that the kernels use, and what is read and written there while they run.
 
+use std::mem::offset_of;
+use std::sync::Arc;
 use std::time::Duration;
 
+use gpu::{SlotTensor, SlotTensors};
 use rdma_shim::kernel::{HostMemory, Machine, Memory, Place};
 use slots::Geometry;
 
@@ -17,6 +20,17 @@ pub enum State {
     Stop,
 }
 
+impl State {
+    pub(super) fn of(turn: &db_turn) -> Result<State, ServedError> {
+        match turn.state {
+            0 => Ok(State::None),
+            1 => Ok(State::Request),
+            2 => Ok(State::Stop),
+            other => refuse(format!("a turn is in the state {other}")),
+        }
+    }
+}
+
 /// All memory that the kernels use.
 #[derive(Debug)]
 pub(super) struct Core {
@@ -25,6 +39,8 @@ pub(super) struct Core {
     pub(super) geometry: Geometry,
     pub(super) slot_count: u32,
     pub(super) turn: Memory,
+    /// `struct db_lanes`.
+    pub(super) lanes: Memory,
     pub(super) slots: Memory,
     pub(super) flags: Memory,
     pub(super) places: HostMemory,
@@ -58,14 +74,25 @@ impl Core {
         Ok(self.own[2].write(24 * self.slot_count as usize, &flag.to_le_bytes())?)
     }
 
+    /// Where a model's tensors lie in the slots, of which the turn at `turn` says which.
+    pub(super) fn tensors(self: &Arc<Core>, turn: u64) -> SlotTensors {
+        let slot = turn + offset_of!(db_turn, model_slot) as u64;
+        let (base, stride) = (self.slots.kernel_address(), self.geometry.server_stride() as u64);
+        let of = |message: &slots::Message, begin: usize| {
+            let tensor = |entry: &slots::layout::Entry| {
+                let words = [base, slot, stride, begin as u64 + u64::from(entry.offset)];
+                // SAFETY: the core keeps the slots and the turns, whose slot is one of them.
+                unsafe { SlotTensor::new(words, entry.length as usize, self.clone()) }
+            };
+            message.entries().iter().map(tensor).collect()
+        };
+        let answers = of(&self.geometry.answer, self.geometry.answer_offset());
+        SlotTensors { inputs: of(&self.geometry.request, 0), outputs: answers }
+    }
+
     pub(super) fn turn_now(&self) -> Result<(db_turn, State), ServedError> {
         let turn: db_turn = self.turn.get(0)?;
-        let state = match turn.state {
-            0 => State::None,
-            1 => State::Request,
-            2 => State::Stop,
-            other => return refuse(format!("a turn is in the state {other}")),
-        };
+        let state = State::of(&turn)?;
         Ok((turn, state))
     }
 }

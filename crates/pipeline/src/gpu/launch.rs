@@ -15,6 +15,22 @@ pub(super) const HEADERS: &[(&str, &str)] = &[
     ("slots.h", slots::header::TEXT),
 ];
 
+/// What a kernel with an I/O block includes: the sources of the kernels that wait and send among it.
+pub(super) const IO_BLOCK: &[(&str, &str)] = &[
+    HEADERS[0],
+    HEADERS[1],
+    HEADERS[2],
+    ("io_block.h", include_str!("../../kernels/io_block.h")),
+    ("resident.h", include_str!("../../kernels/resident.h")),
+    ("wait.cu", include_str!("../../kernels/wait.cu")),
+    ("put.cu", include_str!("../../kernels/put.cu")),
+    ("send.cu", include_str!("../../kernels/send.cu")),
+    gpu::GRID_HEADER,
+];
+
+/// Computes outputs of inputs. Error: why it does not, for people; it ends the chain.
+pub type Model = dyn FnMut() -> Result<(), String> + Send;
+
 /// A turn's kernels in order, the model's between take and put, which only a model with buffers needs.
 pub const SOURCES: [Source; 4] = [
     Source { name: "wait.cu", text: include_str!("../../kernels/wait.cu"), headers: HEADERS, twin: &KERNELS },

@@ -6,6 +6,9 @@
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
+mod ahead_kernel;
+#[cfg(test)]
+mod ahead_tests;
 pub mod baseline;
 pub mod by_cpu;
 #[cfg(test)]
@@ -50,7 +53,7 @@ use slots::{Arrival, Geometry};
 use verbs::Pd;
 use verbs::code::Access;
 
-use layout::{db_client, db_counts, db_place, db_served, db_slot_words, db_told, db_turn};
+use layout::{db_client, db_counts, db_lanes, db_place, db_served, db_slot_words, db_told, db_turn};
 
 use crate::{PATIENCE, Processor};
 
@@ -63,9 +66,9 @@ pub(crate) use client::answer_regions;
 pub use endpoint::{Endpoint, Pool};
 pub use error::ServedError;
 pub use kernel_memory::State;
-pub use launch::{Repeat, units};
+pub use launch::{Model, Repeat, units};
 pub use layout::db_counts as Counters;
-pub use runs::{Model, OnEnd};
+pub use runs::OnEnd;
 pub use structure::{Structure, structure};
 
 /// `DB_MOST_THREADS`.
@@ -186,6 +189,7 @@ impl Served {
         let places = machine.host_memory(setting.clients as usize * size_of::<db_place>())?;
         let shared = machine.host_memory(COUNTS + size_of::<db_counts>())?;
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
+        let lanes = own(size_of::<db_lanes>())?;
         let free = db_slot_words { owner: u32::MAX, ..db_slot_words::default() };
         words_of.write(0, &free.bytes().repeat(slot_count))?;
         let behind_words = words_of.kernel_address() + (size_of::<db_slot_words>() * slot_count) as u64;
@@ -262,6 +266,7 @@ impl Served {
             geometry: geometry.clone(),
             slot_count: count,
             turn,
+            lanes,
             slots,
             flags,
             places,

@@ -3,7 +3,7 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use ::gpu::{Function, Module, Recorded, Shape, Stream, Unit};
+use ::gpu::{Function, Module, Recorded, Shape, SlotTensors, Stream, Unit};
 use host_twin::{Kernels, Visibility};
 use measure::need;
 use rdma_shim::Options;
@@ -312,7 +312,10 @@ impl AddOne {
     }
 
     fn in_slots(module: &Module, memory: &Memory, served: &Served) -> AddOne {
-        let tensors = served.tensors();
+        AddOne::at(module, memory, &served.tensors())
+    }
+
+    fn at(module: &Module, memory: &Memory, tensors: &SlotTensors) -> AddOne {
         let places = [tensors.inputs[0].words(), tensors.outputs[0].words()];
         AddOne { places, ..AddOne::of(module, memory) }
     }
@@ -354,6 +357,16 @@ fn gpu_serves_clients_that_come_and_go_by_itself() {
         }));
         wakes.judge(&format!("{again:?}, posted by {posts:?}: a failed queue ends the chain"), WOKEN);
     }
+}
+
+/// The model that adds 1 in the slots that [`Served::tensors_ahead`] says, or where `memory` begins.
+pub fn add_one_ahead(served: &Served, memory: &Memory, in_slots: bool) -> by_cpu::Model {
+    let machine = &served.core.machine;
+    if !in_slots {
+        return add_one_on(machine, memory);
+    }
+    let module = machine.module(&[Unit::new("add_one.cu", ADD_ONE)]).unwrap();
+    by_cpu::Model::Recorded(Box::new(AddOne::at(&module, memory, &served.tensors_ahead())))
 }
 
 /// The model that adds 1, on either machine; input where `memory` begins, output 4096 bytes behind.

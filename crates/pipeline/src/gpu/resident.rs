@@ -1,50 +1,31 @@
-//! A pipeline in one kernel that stays on the GPU (`kernels/serve.cu`), model in the slots: `gpu-persistent`.
+//! Pipelines with a block that stays on the GPU: with the model in its kernel, which works in the slots
+//! (`kernels/serve.cu`, `gpu-persistent`), or beside graphs that launch themselves (`gpu-ahead`).
 
-use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu::{ResidentModel, SlotTensor, SlotTensors};
+use gpu::{ResidentModel, SlotTensors};
 use rdma_shim::kernel::Source;
 
-use super::launch::{HEADERS, KERNELS};
+use super::ahead_kernel::{Ahead, turn_address};
+use super::launch::{IO_BLOCK, KERNELS};
 use super::layout::db_turn;
 use super::resident_kernel::Resident;
 use super::runs::{Runs, Threaded};
-use super::{Served, ServedError, refuse};
+use super::{Served, ServedError, by_cpu, refuse};
 
-/// The kernel. It includes the sources of the kernels that wait and send.
+/// The kernel.
 pub(super) const SOURCE: Source = Source {
     name: "serve.cu",
     text: include_str!("../../kernels/serve.cu"),
-    headers: &[
-        HEADERS[0],
-        HEADERS[1],
-        HEADERS[2],
-        ("resident.h", include_str!("../../kernels/resident.h")),
-        ("wait.cu", include_str!("../../kernels/wait.cu")),
-        ("put.cu", include_str!("../../kernels/put.cu")),
-        ("send.cu", include_str!("../../kernels/send.cu")),
-        gpu::GRID_HEADER,
-    ],
+    headers: IO_BLOCK,
     twin: &KERNELS,
 };
+
 impl Served {
     /// Where the model's tensors lie in the slots.
     pub fn tensors(&self) -> SlotTensors {
-        let core = &self.core;
-        let slot = core.told.turn + offset_of!(db_turn, model_slot) as u64;
-        let (base, stride) = (core.slots.kernel_address(), core.geometry.server_stride() as u64);
-        let of = |message: &slots::Message, begin: usize| {
-            let tensor = |entry: &slots::layout::Entry| {
-                let words = [base, slot, stride, begin as u64 + u64::from(entry.offset)];
-                // SAFETY: the core keeps the slots and the turn, whose slot is one of them.
-                unsafe { SlotTensor::new(words, entry.length as usize, core.clone()) }
-            };
-            message.entries().iter().map(tensor).collect()
-        };
-        let answers = of(&core.geometry.answer, core.geometry.answer_offset());
-        SlotTensors { inputs: of(&core.geometry.request, 0), outputs: answers }
+        self.core.tensors(self.core.told.turn)
     }
 
     fn resident(&self, model: ResidentModel) -> Result<Arc<Resident>, ServedError> {
@@ -80,5 +61,31 @@ impl Served {
         self.resident(model)?.launch(&self.core, runs)?.ended()?;
         let turn: db_turn = self.core.turn.get(0)?;
         Ok(Duration::from_nanos(turn.sent_ns.saturating_sub(turn.begun_ns) / runs))
+    }
+
+    /// Where the model's tensors lie in the slots that [`Self::prepare_ahead`] takes.
+    pub fn tensors_ahead(&self) -> SlotTensors {
+        self.core.tensors(turn_address(&self.core))
+    }
+
+    /// Has its turns by one block that looks ahead and two graphs, from [`Self::start`] on. A GPU's model
+    /// without buffers works in [`Self::tensors_ahead`]; the host twin's has buffers, and a thread its turns.
+    pub fn prepare_ahead(&mut self, model: by_cpu::Model) -> Result<(), ServedError> {
+        self.is_new()?;
+        let core = &*self.core;
+        let ahead = match model {
+            by_cpu::Model::Recorded(model) if core.machine.is_gpu() => Ahead::on_gpu(core, model)?,
+            by_cpu::Model::Called(model) if !core.machine.is_gpu() && !core.told.in_slots => {
+                Ahead::on_twin(core, model)?
+            }
+            _ => {
+                return refuse(
+                    "a model of another kind of machine: one that is called is the twin's, with buffers",
+                );
+            }
+        };
+        self.ends(self.core.shared.kernel_address())?;
+        self.runs = Runs::by_thread(Threaded::Ahead(Arc::new(ahead)));
+        Ok(())
     }
 }

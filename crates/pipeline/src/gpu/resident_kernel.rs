@@ -10,7 +10,7 @@ use super::error::{ServedError, refuse};
 use super::kernel_memory::Core;
 
 /// Longer than any model runs: what blocks wait for one another beside the longest wait for a request.
-const MODEL: Duration = Duration::from_secs(30);
+pub(super) const MODEL: Duration = Duration::from_secs(30);
 
 /// The kernel with its model, ready to be launched again and again.
 pub(super) struct Resident {
@@ -24,7 +24,7 @@ pub(super) struct Resident {
 }
 
 /// Of `struct db_resident_words`: the grid's barrier, offers, and what is done.
-const WORDS: usize = 4 * 128;
+pub(super) const WORDS: usize = 5 * 128;
 
 /// What a launch uses. It is given back when the kernel has ended.
 type Held = (Arc<Core>, Arc<Resident>);
@@ -91,14 +91,14 @@ impl Launched {
     pub(super) fn ended(self) -> Result<(), ServedError> {
         self.0.sleep()?;
         let (_, resident) = self.0.end(Duration::MAX)?;
-        let mut words = [0; 8];
-        resident.grid.read(0, &mut words)?;
-        match words[4..] {
-            [0, 0, 0, 0] => Ok(()),
-            _ => refuse(format!(
-                "blocks of the resident kernel waited longer than {:?} for one another",
-                resident.limit
-            )),
-        }
+        in_time(&resident.grid, resident.limit)
+    }
+}
+
+/// Whether nothing has waited too long for another, as `struct db_resident_words` says.
+pub(super) fn in_time(words: &Memory, limit: Duration) -> Result<(), ServedError> {
+    match words.get::<[u32; 2]>(0)? {
+        [_, 0] => Ok(()),
+        _ => refuse(format!("blocks of the resident kernel waited longer than {limit:?} for one another")),
     }
 }

@@ -6,12 +6,10 @@ use std::thread::JoinHandle;
 
 use gpu::{Recorded, SelfLaunching};
 
+use super::ahead_kernel::Ahead;
 use super::error::ServedError;
-use super::launch::Steps;
+use super::launch::{Model, Steps};
 use super::resident_kernel::Resident;
-
-/// Computes outputs of inputs. Error: why it does not, for people; it ends the chain.
-pub type Model = dyn FnMut() -> Result<(), String> + Send;
 
 /// Called when a chain has ended.
 pub type OnEnd = Arc<dyn Fn() + Send + Sync>;
@@ -42,6 +40,8 @@ pub(super) enum Threaded {
     Twin { steps: Arc<Steps>, model: Arc<Mutex<Box<Model>>> },
     /// One kernel that stays.
     Resident(Arc<Resident>),
+    /// One block that stays, and two graphs.
+    Ahead(Arc<Ahead>),
 }
 
 impl Runs {

@@ -7,7 +7,7 @@ use gpu::{Arguments, Function, Recorded, Shape, Stream, Unit};
 use rdma_shim::kernel::{Machine, Place};
 use slots::{Geometry, Tensor, TensorKind};
 
-use super::runs::Runs;
+use super::runs::{Runs, Threaded};
 use super::{Arrival, Repeat, Served, ServedError, Setting, launch};
 
 /// Stands for a model.
@@ -71,11 +71,14 @@ impl Structure {
 }
 
 impl Served {
-    /// The recorded graph that has the turns of a pipeline on a GPU. `None`: there is none, since it is the
-    /// twin's, one kernel that stays, or has no model yet. Error: the driver's.
+    /// The recorded graph that has the turns of a pipeline on a GPU; of two, one. `None`: it is the twin's,
+    /// one kernel that stays, or has no model yet. Error: the driver's.
     pub fn structure(&self) -> Result<Option<Structure>, ServedError> {
         Ok(match &self.runs {
             Runs::Graph { graph, .. } => Some(Structure::of(&graph.nodes()?)),
+            Runs::Thread { of: Threaded::Ahead(ahead), .. } => {
+                ahead.nodes()?.map(|nodes| Structure::of(&nodes))
+            }
             Runs::Not | Runs::Thread { .. } => None,
         })
     }

@@ -115,8 +115,9 @@ impl<'a> Line<'a> {
             driver @ ("fair" | "faithful") => format!("--mode cpu-cpu-shim --engine gpu --baseline {driver}"),
             "graph" => "--mode gpu-graph".into(),
             "while" => "--mode gpu-while".into(),
+            "ahead" => "--mode gpu-ahead".into(),
             "persistent" => "--mode gpu-persistent".into(),
-            other => bail!("no driver `{other}`: faithful, fair, graph, while or persistent"),
+            other => bail!("no driver `{other}`: faithful, fair, graph, while, ahead or persistent"),
         })
     }
 }
@@ -309,7 +310,7 @@ fn known(all: &[String], points: &[Point], key: &Key) -> Result<f64> {
 fn taken_us(point: &Point, load: Load) -> Result<Option<f64>> {
     let us = |step: &str| point.values.get(&format!("{}_{step}_us", load.name())).copied();
     Ok(match Line::of(&point.series)?.driver {
-        "fair" => us("run"),
+        "fair" | "ahead" => us("run"),
         _ => STEPS.iter().filter(|step| **step != "queue").map(|step| us(step)).sum(),
     })
 }

@@ -47,6 +47,14 @@ pub struct Peer {
     received: u32,
 }
 
+fn add_one(memory: &Memory, from: usize, to: usize) {
+    let mut values = vec![0; FLOATS * 4];
+    memory.read(from, &mut values).unwrap();
+    let add = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap()) + 1.0;
+    let more: Vec<u8> = values.chunks_exact(4).flat_map(|bytes| add(bytes).to_le_bytes()).collect();
+    memory.write(to, &more).unwrap();
+}
+
 impl TestPipeline {
     pub fn new(arrival: Arrival, seed: Option<u64>, planted: Option<(usize, &'static str)>) -> TestPipeline {
         TestPipeline::of(arrival, seed, planted, false)
@@ -97,20 +105,22 @@ impl TestPipeline {
     /// The model, in the slot that the turn names or in its own memory.
     pub fn add_one(&self) {
         let core = &self.served.core;
-        let (memory, from, to) = match &self.model {
-            Some(own) => (Memory::from(own.clone()), 0, 4096),
-            None => {
-                let geometry = geometry();
-                let at = core.turn_now().unwrap().0.model_slot as usize * geometry.server_stride();
-                let answer = at + geometry.answer_offset() + geometry.answer.entries()[0].offset as usize;
-                (core.slots.clone(), at + geometry.request.entries()[0].offset as usize, answer)
-            }
+        let Some(own) = &self.model else {
+            let geometry = geometry();
+            let at = core.turn_now().unwrap().0.model_slot as usize * geometry.server_stride();
+            let answer = at + geometry.answer_offset() + geometry.answer.entries()[0].offset as usize;
+            return add_one(&core.slots, at + geometry.request.entries()[0].offset as usize, answer);
         };
-        let mut values = vec![0; FLOATS * 4];
-        memory.read(from, &mut values).unwrap();
-        let add = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap()) + 1.0;
-        let more: Vec<u8> = values.chunks_exact(4).flat_map(|bytes| add(bytes).to_le_bytes()).collect();
-        memory.write(to, &more).unwrap();
+        add_one(&Memory::from(own.clone()), 0, 4096);
+    }
+
+    /// The model in its own memory, as a pipeline takes it.
+    pub fn model(&self) -> by_cpu::Model {
+        let own = Memory::from(self.model.clone().unwrap());
+        by_cpu::Model::Called(Box::new(move || {
+            add_one(&own, 0, 4096);
+            Ok(())
+        }))
     }
 
     /// One turn: what it served.

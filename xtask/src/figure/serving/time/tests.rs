@@ -24,7 +24,7 @@ fn release_m9_each_model_has_both_baselines_beside_the_gpu() {
         own.filter(|line| line.model == model && line.variant.is_none()).map(|line| line.driver).collect()
     };
     for model in ["super-resolution-x1", "squeezenet-1.1", "resnet50-v1.5"] {
-        assert_eq!(of(model), ["faithful", "fair", "graph", "while", "persistent"], "{model}");
+        assert_eq!(of(model), ["faithful", "fair", "graph", "while", "ahead", "persistent"], "{model}");
     }
     for series in series.iter().filter(|series| Line::of(series).unwrap().variant != Some(FLAG)) {
         let options = server_options(&spec, series, Machine::Gpu, true).unwrap();

@@ -1,0 +1,195 @@
+//! One block that looks ahead and two lanes, on the host twin and on a GPU.
+
+use ::gpu::Toolkit;
+use host_twin::{Arguments, Kernel, Kernels, Launch, Visibility, run};
+use measure::need;
+use rdma_shim::testing::{compile_and_link, device, wait_for};
+use slots::layout::Status;
+
+use super::cost::setting;
+use super::layout::{db_lane, db_turn};
+use super::nic_tests::{add_one_ahead, serves, traces};
+use super::resident_kernel::WORDS;
+use super::tests::chain::{IN_TIME, Wakes};
+use super::tests::test_pipeline::{RECORD, TestPipeline, geometry};
+use super::tests::{PLANTED, has_compiler, ptx};
+use super::*;
+use crate::testing::ARRIVALS;
+use crate::trace::Step;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+#[test]
+fn twin_serves_clients_that_come_and_go_ahead_of_two_lanes() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let kernels: &Kernels = ahead_kernel::SOURCE.twin;
+    need!(kernels.find("look_ahead").map_err(|error| error.to_string()), cc, "a C++ compiler");
+    for (arrival, visibility) in
+        ARRIVALS.iter().zip([Visibility::Weak { seed: 1 }, Visibility::InOrder, Visibility::Weak { seed: 2 }])
+    {
+        let machine = Machine::twin(visibility);
+        serves(&context, &machine, (*arrival, Processor::Gpu, false), &|served, memory| {
+            let model = add_one_ahead(served, memory, false);
+            served.prepare_ahead(model).and_then(|()| served.start()).unwrap();
+        });
+    }
+    let steps = [Step::CopyIn, Step::Run, Step::CopyOut, Step::Send];
+    traces(&context, &Machine::twin(Visibility::InOrder), (&steps, false), &|served, memory| {
+        let model = add_one_ahead(served, memory, false);
+        served.prepare_ahead(model).and_then(|()| served.start()).unwrap();
+    });
+}
+
+#[test]
+fn gpu_serves_clients_that_come_and_go_ahead_of_two_lanes() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
+    for (arrival, in_slots) in ARRIVALS.iter().flat_map(|arrival| [(*arrival, true), (*arrival, false)]) {
+        serves(&context, &machine, (arrival, Processor::Gpu, in_slots), &|served, memory| {
+            let model = add_one_ahead(served, memory, in_slots);
+            served.prepare_ahead(model).and_then(|()| served.start()).unwrap();
+            let structure = served.structure().unwrap().unwrap();
+            let copies = 2 * usize::from(!in_slots);
+            assert_eq!((structure.nodes, structure.kernels), (4 + copies, 4 + copies), "{structure:?}");
+        });
+    }
+    traces(&context, &machine, (&[Step::Run, Step::Send], true), &|served, memory| {
+        let model = add_one_ahead(served, memory, true);
+        served.prepare_ahead(model).and_then(|()| served.start()).unwrap();
+    });
+}
+
+#[test]
+fn every_answer_is_right_and_a_bad_request_is_not_computed() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    for (arrival, seed) in [(Arrival::Flag, None), (Arrival::Tail, Some(1)), (Arrival::Completion, Some(2))] {
+        let mut pipeline = TestPipeline::new(arrival, seed, None);
+        let mut peer = pipeline.join(0, 0, 3);
+        pipeline.served.prepare_ahead(pipeline.model()).and_then(|()| pipeline.served.start()).unwrap();
+        // A WQE with its flag, or one alone.
+        let each = if arrival == Arrival::Flag { 2 } else { 1 };
+        for round in 0..3 {
+            let values = [1.0, 2.0].map(|more| (round * 10) as f32 + more);
+            let requests = [0, 1].map(|nth| pipeline.ask(&mut peer, 2 * round + nth, values[nth as usize]));
+            wait_for("both doorbells", || {
+                let posted = u32::from_be((peer.word(RECORD) >> 32) as u32);
+                (posted as u64 == each * 2 * (round + 1)).then_some(())
+            });
+            peer.execute(0);
+            for (request, value) in requests.iter().zip(values) {
+                assert_eq!(peer.answer(request.slot).ok(), Some((Status::Ok, Some(value + 1.0))));
+            }
+        }
+        let slot = pipeline.ask_bad(&mut peer, 90);
+        wait_for("the refusal", || (pipeline.served.counters().refused == 1).then_some(()));
+        peer.execute(0);
+        assert_eq!(peer.answer(slot).unwrap().0, Status::BadModel);
+        pipeline.served.stop(LIMIT).unwrap();
+        assert_eq!(pipeline.served.counters().answered, 7);
+    }
+}
+
+#[test]
+fn it_ends_when_it_is_told_to_and_at_a_model_s_error() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    for tell in [Served::cancel as fn(&Served), |served| served.mark_stop().unwrap()] {
+        let mut pipeline = TestPipeline::new(Arrival::Flag, None, None);
+        pipeline.served.prepare_ahead(pipeline.model()).and_then(|()| pipeline.served.start()).unwrap();
+        for nth in 1..3 {
+            wait_for("a turn", || (pipeline.served.counters().turns > 5 * nth).then_some(()));
+            tell(&pipeline.served);
+            pipeline.served.wait_end(LIMIT).unwrap();
+            assert!(!pipeline.served.is_running().unwrap());
+            pipeline.served.start().unwrap();
+        }
+        pipeline.served.stop(LIMIT).unwrap();
+    }
+    let mut pipeline = TestPipeline::new(Arrival::Flag, None, None);
+    let mut peer = pipeline.join(0, 0, 1);
+    let broken = by_cpu::Model::Called(Box::new(|| Err("it is broken".into())));
+    pipeline.served.prepare_ahead(broken).and_then(|()| pipeline.served.start()).unwrap();
+    pipeline.ask(&mut peer, 1, 1.0);
+    assert_eq!(pipeline.served.wait_end(LIMIT).unwrap_err().to_string(), "the model: it is broken");
+    // It may be started again.
+    pipeline.served.start().and_then(|()| pipeline.served.stop(LIMIT)).unwrap();
+}
+
+#[test]
+fn a_model_of_another_machine_is_refused() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let mut pipeline = TestPipeline::of(Arrival::Flag, None, None, true);
+    let called = by_cpu::Model::Called(Box::new(|| Ok(())));
+    let error = pipeline.served.prepare_ahead(called).unwrap_err().to_string();
+    assert!(error.contains("the twin's, with buffers"), "{error}");
+}
+
+/// What `take_turn` finds in a lane that was offered turn 2 in slot 4, when turn `done` is: whether it has a
+/// turn, and where the model runs.
+fn taken(kernel: Kernel, done: u32) -> (u32, u32) {
+    let mut words = [0_u32; WORDS / 4];
+    // `offers[0]`, then `done[1]`.
+    (words[32], words[33], words[128]) = (4, 2, done);
+    let lane = db_lane { state: 1, slot: 4, model_slot: 4, next: 2, ..db_lane::default() };
+    let mut lanes = layout::db_lanes { runs: db_turn::default(), lanes: [lane, db_lane::default()] };
+    let mut served = db_served { slot_count: 6, ..db_served::default() };
+    let arguments = Arguments::new().pointer(&raw mut served).pointer(words.as_mut_ptr());
+    let arguments = arguments.pointer(&raw mut lanes).push(0_u64).push(5_000_000_u64);
+    // SAFETY: the kernel has its structs, which live until it has ended.
+    unsafe { run(kernel, &Launch::new(1, 1), arguments) }.unwrap();
+    assert_eq!(lanes.runs.state, lanes.lanes[0].has_turn, "a turn without a request copies nothing");
+    (lanes.lanes[0].has_turn, lanes.runs.model_slot)
+}
+
+#[test]
+fn a_lane_waits_for_the_turn_before() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let kernel = ahead_kernel::SOURCE.twin.find("take_turn").unwrap();
+    assert_eq!(taken(kernel, 1), (1, 4));
+    assert_eq!(taken(kernel, 0), (0, 6), "what is late runs in the spare slot");
+    let planted = PLANTED.find("take_turn+DB_DEFECT_NOT_IN_TURN").unwrap();
+    assert_eq!(taken(planted, 0), (1, 4), "the defect is not seen");
+}
+
+/// The edges of `kernels/ahead.cu`: each fence is in the GPU's code.
+#[test]
+fn ends_of_turns_are_fenced() {
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let compiler = ::gpu::Compiler::load(&toolkit).unwrap();
+    let fences = |text: &str| text.matches("fence.acq_rel.gpu").count();
+    let all = fences(&ptx(&compiler, &ahead_kernel::SOURCE, None));
+    for (fenced, plain) in [
+        ("db_grid_fence();\n    db_store_relaxed32(words->done", "db_store_relaxed32(words->done"),
+        (
+            "late = db_grid_is_late(&grid, &wait);\n    db_grid_fence();",
+            "late = db_grid_is_late(&grid, &wait);",
+        ),
+    ] {
+        assert!(all > fences(&ptx(&compiler, &ahead_kernel::SOURCE, Some((fenced, plain)))), "{fenced}");
+    }
+    compile_and_link(toolkit, &[ahead_kernel::SOURCE.unit()], need::is_full());
+}
+
+#[test]
+fn gpu_that_looks_ahead_ends_at_a_marked_slot() {
+    let machine = need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
+    let geometry = geometry();
+    let setting = Setting { wait: Duration::from_secs(600), ..setting(&geometry, 64, 256) };
+    let mut served = Served::new(&machine, setting).unwrap();
+    let (tells, ended) = std::sync::mpsc::channel();
+    served.call_at_end(Arc::new(move || tells.send(()).unwrap()));
+    let memory = machine.zeroed_memory(1 << 13).unwrap();
+    let model = add_one_ahead(&served, &memory, true);
+    served.prepare_ahead(model).and_then(|()| served.start()).unwrap();
+    let mut wakes = Wakes::default();
+    for _ in 0..3 {
+        assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "an end that nothing has asked for");
+        let since = Instant::now();
+        served.mark_stop().unwrap();
+        ended.recv_timeout(LIMIT).unwrap();
+        wakes.took.push(since.elapsed());
+        served.wait_end(LIMIT).unwrap();
+        served.start().unwrap();
+    }
+    wakes.judge("a marked slot ends the kernel that looks ahead", IN_TIME);
+    served.stop(LIMIT).unwrap();
+}
