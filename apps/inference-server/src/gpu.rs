@@ -22,7 +22,7 @@ use verbs::QpType;
 use verbs::connect::Closer;
 
 use crate::model::{Model, Recorded, Runs};
-use crate::options::{Options, Sleep};
+use crate::options::{MachineName, Options, Sleep};
 use crate::report::{GraphStatus, KernelStatus, ModelStatus, StatusWriter, Totals};
 use crate::serve::{ENDING, STOPPING, begin, close, ending, listen};
 use crate::session::{Granted, Key, Outcome, SETUP, Service, Shared};
@@ -231,6 +231,12 @@ fn tells(events: &Sender<Event>) -> OnEnd {
 
 /// Serves until it is stopped: the exit code.
 pub fn run(options: &Options) -> Result<u8> {
+    if options.mode == Mode::GpuAhead && options.machine == MachineName::Gpu {
+        // Three streams of a model's never end.
+        if let Some(warning) = gpu::connections()?.1 {
+            complain!("inference-server: {warning}");
+        }
+    }
     let found = Model::geometries(options)?;
     let ((context, path), listener) = listen(options, &found)?;
     let machine = options.machine()?;

@@ -7,9 +7,7 @@
 use std::fs;
 use std::io::IsTerminal;
 use std::ops::Range;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -31,8 +29,6 @@ use crate::subject::{CalledEngine, Launched, OnGpu, Subject};
 use crate::together::{Alone, side_by_side};
 use crate::turns::by_themselves;
 
-/// What CUDA needs to run as many streams side by side, set before a context is made.
-const CONNECTIONS: (&str, u32) = ("CUDA_DEVICE_MAX_CONNECTIONS", 32);
 /// Runs that `--launch graph` puts into a stream before it waits.
 const ENQUEUED: usize = 100;
 /// Outputs of a GPU's instance are compared after so many waits, and after the last one: to copy them takes
@@ -139,21 +135,11 @@ pub fn run(options: &Options) -> Result<bool> {
     report::report((options, engine), &model, (facts, &start.line()), provenance, together)
 }
 
-/// How many connections CUDA is told to have. If unset, this program starts again with [`CONNECTIONS`].
+/// How many connections CUDA is told to have.
 fn connections() -> Result<u32> {
-    let (variable, most) = CONNECTIONS;
-    let Some(set) = std::env::var_os(variable) else {
-        let us = std::env::current_exe().context("finding this program")?;
-        let mut again = Command::new(us);
-        again.args(std::env::args_os().skip(1)).env(variable, most.to_string());
-        return Err(again.exec()).context("starting again");
-    };
-    let set = set.to_string_lossy();
-    let connections = set.parse().with_context(|| format!("{variable}={set} is no number; unset it"))?;
-    if connections < most {
-        complain!(
-            "profiler: {variable} is {connections}, not {most}: instances may wait for one another; unset it"
-        );
+    let (connections, warning) = gpu::connections()?;
+    if let Some(warning) = warning {
+        complain!("profiler: {warning}");
     }
     Ok(connections)
 }

@@ -9,11 +9,13 @@
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 
 pub mod cache;
+mod connections;
 pub mod graph_rules;
 pub mod image;
 mod result;
 pub mod safe;
 mod sys;
 
+pub use connections::connections;
 pub use result::{BuildError, Error, Result, code};
 pub use safe::*;

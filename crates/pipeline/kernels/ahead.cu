@@ -38,19 +38,21 @@ extern "C" __global__ void take_turn(const struct db_served *at, struct db_resid
 #else
     const db_u32 before = turn - 1;
 #endif
-    int ends = db_take_offer(words, &grid, turn, slot) == DB_LAST;
+    const int ends = db_take_offer(words, &grid, turn, slot) == DB_LAST;
     int late = 0;
     /* Loaded before the wait, so that nothing but stores is left behind it. */
     struct db_lane offered = *lane;
     while (!late && !db_is_done(db_load_relaxed32(words->done[before & 1]), before)) late = db_grid_is_late(&grid, &wait);
     db_grid_fence();
-    ends |= late;
-    lane->has_turn = !ends;
+    late |= db_grid_load(&grid.words[1]) != 0;
+    lane->has_turn = late ? DB_LANE_LATE : ends ? DB_LANE_ENDS : DB_LANE_HAS_TURN;
+    /* The model runs once more, and its graph ends. */
+    if ((ends || late) && offered.cancel) db_store_relaxed32((db_u32 *)offered.cancel, 1);
+    /* Beside the turn before, whose slot stays: no answer is sent any more. */
+    if (late) return;
     if (ends) {
-        /* The model runs once more, where it harms nothing, and its graph ends. */
         offered.state = DB_TURN_NONE;
         offered.model_slot = at->slot_count;
-        if (offered.cancel) db_store_relaxed32((db_u32 *)offered.cancel, 1);
     }
     lanes->runs.state = offered.state;
     lanes->runs.slot = offered.slot;
@@ -62,6 +64,7 @@ extern "C" __global__ void take_turn(const struct db_served *at, struct db_resid
 extern "C" __global__ void end_turn(struct db_resident_words *words, struct db_lanes *lanes, db_u64 nth) {
     struct db_lane *lane = &lanes->lanes[nth];
     const db_u32 turn = lane->next;
+    if (lane->has_turn == DB_LANE_LATE) return;
     lane->next = turn + 2;
     db_grid_fence();
     db_store_relaxed32(words->done[turn & 1], turn);

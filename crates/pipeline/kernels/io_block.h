@@ -68,7 +68,14 @@ DB_GPU_FN db_u32 db_take_offer(const struct db_resident_words *words, struct db_
 DB_GPU_FN int db_wait_done(struct db_beside beside, struct db_grid *grid, struct db_grid_wait *wait, int is_known, db_u64 *done_ns) {
     int late = 0;
     if (!db_block_thread()) {
-        while (!is_known && !late && !db_is_done(db_load_relaxed32(beside.done), beside.turn)) late = db_grid_is_late(grid, wait);
+        for (;;) {
+            /* In one trip. What is late may have run beside the turn that is done. */
+            const db_u32 done = db_load_relaxed32(beside.done);
+            late = db_grid_load(&grid->words[1]) != 0;
+            if (late || is_known || db_is_done(done, beside.turn)) break;
+            late = db_grid_is_late(grid, wait);
+            if (late) break;
+        }
         *done_ns = db_clock_ns();
         db_acquire_room();
     }

@@ -6,7 +6,7 @@
  * `wait_ns`. It looks across PCIe (cancel word, places, completions) each 64th round, after `attend_ns`, and
  * when only a slot that is being sent has a request. Checked: magic, version, status, sequence, slot, model
  * and table of tensors; that the request's number is not outstanding (send_outputs marks those). No more of a
- * client's requests may wait than its credits allow. Beside a turn that runs (serve.cu) its request is
+ * client's requests may wait than its credits allow. Beside a turn that runs (io_block.h) its request is
  * outstanding and takes a credit, unless it was refused. Each DB_BESIDE_ROUNDS-th round then looks for
  * answers' completions, and that turn's end ends the wait.
  */
@@ -35,7 +35,7 @@ struct db_found {
     db_u64 looks; /* when the wait began */
 };
 
-/* What runs meanwhile, where something does (serve.cu). */
+/* What runs meanwhile, where something does (io_block.h). */
 struct db_beside {
     const db_u32 *done;         /* the last turn that is done */
     db_u32 turn;                /* the one that runs */

@@ -96,7 +96,9 @@ impl Mode {
     pub const fn waits(self) -> Processor {
         match self {
             Mode::CpuCpuIbverbs | Mode::CpuCpuShim | Mode::CpuGpu => Processor::Cpu,
-            _ => Processor::Gpu,
+            Mode::GpuCpu | Mode::GpuGraph | Mode::GpuWhile | Mode::GpuAhead | Mode::GpuPersistent => {
+                Processor::Gpu
+            }
         }
     }
 
@@ -104,7 +106,9 @@ impl Mode {
     pub const fn posts(self) -> Processor {
         match self {
             Mode::CpuCpuIbverbs | Mode::CpuCpuShim | Mode::GpuCpu => Processor::Cpu,
-            _ => Processor::Gpu,
+            Mode::CpuGpu | Mode::GpuGraph | Mode::GpuWhile | Mode::GpuAhead | Mode::GpuPersistent => {
+                Processor::Gpu
+            }
         }
     }
 

@@ -63,7 +63,7 @@ pub(super) struct Ahead {
     /// `struct db_resident_words`.
     words: Memory,
     shared: Shared,
-    /// What a lane waits: only every second empty wait offers it something.
+    /// Longest wait of a lane. An idle pipeline offers it a turn at every second wait.
     limit: Duration,
     lanes: Lanes,
 }
@@ -119,6 +119,13 @@ impl Ahead {
 
     /// Launches the kernel that looks ahead, and both graphs.
     pub(super) fn launch(self: &Arc<Ahead>, core: &Arc<Core>) -> Result<Launched, ServedError> {
+        if let Lanes::Graphs(graphs, _) = &self.lanes {
+            for graph in &*locked(graphs) {
+                if !graph.is_idle()? {
+                    return refuse("a graph of the launch before still runs");
+                }
+            }
+        }
         self.words.fill(0)?;
         let cancels = match &self.lanes {
             Lanes::Graphs(graphs, _) => locked(graphs).each_ref().map(SelfLaunching::cancel_address),
@@ -135,17 +142,62 @@ impl Ahead {
         // and slots until the kernel has ended. It looks at the cancel word, and its waits have an end.
         let running =
             unsafe { self.look.launch(core.told.shapes[0], &arguments, core.shared.clone(), held) }?;
-        let launched = Launched { running: Some(running), core: Arc::clone(core), ahead: Arc::clone(self) };
+        let mut launched =
+            Launched { running: Some(running), started: Vec::new(), core: core.clone(), ahead: self.clone() };
+        if let Lanes::Twin { .. } = &self.lanes {
+            launched.started = vec![0, 1];
+        }
         if let Lanes::Graphs(graphs, _) = &self.lanes {
-            locked(graphs).iter_mut().try_for_each(launch::start)?;
+            // The odd turns' first, since turn 1 is theirs.
+            for nth in [1, 0] {
+                launch::start(&mut locked(graphs)[nth])?;
+                launched.started.push(nth);
+            }
         }
         Ok(launched)
     }
 
-    /// The twin's turns, one after the other, until there is none.
-    fn turns(&self, core: &Arc<Core>) -> Result<(), ServedError> {
+    /// Ends all: the kernel that looks ahead, and lanes that wait. Errors are those of a lost context, which
+    /// ends them too.
+    fn fail(&self, core: &Core) {
+        let _ = self.words.put(size_of::<u32>(), &1_u32);
+        core.shared.words()[0].store(1, Ordering::Release);
+    }
+
+    /// Waits until the lanes have ended; the twin's are run here. One that fails ends all.
+    fn lanes_end(&self, core: &Arc<Core>, started: &[usize]) -> Result<(), ServedError> {
+        let lane = |nth: usize| {
+            let ended = match &self.lanes {
+                Lanes::Graphs(graphs, _) => graph_ends(graphs, nth),
+                Lanes::Twin { .. } => self.turns(core, nth),
+            };
+            if ended.is_err() {
+                self.fail(core);
+            }
+            ended
+        };
+        std::thread::scope(|scope| {
+            let lane = &lane;
+            let spawn = |&nth| {
+                std::thread::Builder::new().name("lane-end".into()).spawn_scoped(scope, move || lane(nth))
+            };
+            let threads: Vec<_> = started.iter().map(spawn).collect();
+            if threads.iter().any(Result::is_err) {
+                self.fail(core);
+            }
+            let ended = threads.into_iter().map(|thread| {
+                let joined = thread.map_err(ServedError::Thread)?.join();
+                joined.unwrap_or_else(|_| refuse("the thread of a lane has panicked"))
+            });
+            // Each is waited for.
+            ended.collect::<Vec<_>>().into_iter().collect()
+        })
+    }
+
+    /// The twin's turns of a lane, one after the other, until there is none.
+    fn turns(&self, core: &Arc<Core>, nth: usize) -> Result<(), ServedError> {
         let Lanes::Twin { take, end, copies, model } = &self.lanes else { return Ok(()) };
-        let (mut model, unused) = (locked(model), core.machine.host_memory(4)?);
+        let unused = core.machine.host_memory(4)?;
         let run = |kernel: &Kernel, arguments: &[u64]| {
             let arguments = arguments.iter().fold(Arguments::new(), |all, value| all.u64(*value));
             // SAFETY: the kernels take these arguments, and the core keeps what they lead to. Their waits end
@@ -153,28 +205,41 @@ impl Ahead {
             let running = unsafe { kernel.launch([1, 1], &arguments, unused.clone(), Arc::clone(core)) }?;
             running.end(self.limit.saturating_add(MODEL)).map(drop).map_err(ServedError::from)
         };
-        for lane in (1..).map(|turn: u64| turn % 2) {
-            run(take, &self.shared.of_take(lane))?;
-            let at = offset_of!(db_lanes, lanes) + lane as usize * size_of::<db_lane>();
-            if core.lanes.get::<db_lane>(at)?.has_turn == 0 {
-                break;
+        loop {
+            run(take, &self.shared.of_take(nth as u64))?;
+            let at = offset_of!(db_lanes, lanes) + nth * size_of::<db_lane>();
+            if core.lanes.get::<db_lane>(at)?.has_turn != HAS_TURN {
+                // As in a graph: the other lane waits for this one's last launch.
+                return run(end, &self.shared.of_end(nth as u64));
             }
             let runs: db_turn = core.lanes.get(offset_of!(db_lanes, runs))?;
             if State::of(&runs)? == State::Request && runs.status == u32::from(Status::Ok.number()) {
                 copies.run(1, self.limit, Arc::clone(core))?;
-                model().map_err(ServedError::Model)?;
+                locked(model)().map_err(ServedError::Model)?;
                 copies.run(2, self.limit, Arc::clone(core))?;
             }
-            run(end, &self.shared.of_end(lane))?;
+            run(end, &self.shared.of_end(nth as u64))?;
         }
-        Ok(())
+    }
+}
+
+/// `DB_LANE_HAS_TURN`.
+const HAS_TURN: u32 = 1;
+
+/// Sleeps until a lane's graph has ended. Error: it was not told to.
+fn graph_ends(graphs: &Mutex<[SelfLaunching; 2]>, nth: usize) -> Result<(), ServedError> {
+    let end = locked(graphs)[nth].end()?;
+    end.sleep()?;
+    match locked(graphs)[nth].ended()? {
+        Some(End::Cancelled) => Ok(()),
+        other => refuse(format!("a graph has ended by itself: {other:?}")),
     }
 }
 
 /// Both graphs with the model. The caller keeps all memory that their kernels use.
 fn graphs(core: &Core, shared: Shared, model: &dyn Recorded) -> Result<[SelfLaunching; 2], ServedError> {
-    let units = [launch::units(), vec![SOURCE.unit(), relaunch_unit()]].concat();
-    let module = core.machine.module(&units)?;
+    let [_, take, put, _] = launch::SOURCES.map(|source| source.unit());
+    let module = core.machine.module(&[take, put, SOURCE.unit(), relaunch_unit()])?;
     let function = |name: &str| module.function(name);
     let (take, end) = (function("take_turn")?, function("end_turn")?);
     let copied = [function(launch::NAMES[1])?, function(launch::NAMES[2])?];
@@ -205,6 +270,8 @@ fn graphs(core: &Core, shared: Shared, model: &dyn Recorded) -> Result<[SelfLaun
 pub(super) struct Launched {
     /// `None` once its end was waited for.
     running: Option<Running<(Arc<Core>, Arc<Ahead>)>>,
+    /// The lanes that run; the twin's do while their end is waited for.
+    started: Vec<usize>,
     core: Arc<Core>,
     ahead: Arc<Ahead>,
 }
@@ -217,23 +284,11 @@ impl Launched {
 
     fn end(&mut self) -> Result<(), ServedError> {
         let Some(running) = self.running.take() else { return Ok(()) };
-        let ahead = &self.ahead;
-        let turns = ahead.turns(&self.core);
-        if turns.is_err() {
-            // As a lane that is late: the kernel ends.
-            ahead.words.put(size_of::<u32>(), &1_u32)?;
-        }
-        running.sleep()?;
-        running.end(Duration::MAX)?;
-        if let Lanes::Graphs(graphs, _) = &ahead.lanes {
-            for graph in &*locked(graphs) {
-                match graph.wait(ahead.limit)? {
-                    End::Cancelled => {}
-                    other => return refuse(format!("a lane has ended by itself: {other:?}")),
-                }
-            }
-        }
-        turns.and_then(|()| in_time(&ahead.words, ahead.limit))
+        let lanes = self.ahead.lanes_end(&self.core, &self.started);
+        let looks = running.sleep().and_then(|()| running.end(Duration::MAX).map(drop));
+        lanes?;
+        looks?;
+        in_time(&self.ahead.words, self.ahead.limit)
     }
 }
 
@@ -241,7 +296,7 @@ impl Drop for Launched {
     fn drop(&mut self) {
         if self.running.is_some() {
             // It did not start as a whole. No caller is left to be told the error.
-            self.core.shared.words()[0].store(1, Ordering::Release);
+            self.ahead.fail(&self.core);
             let _ = self.end();
         }
     }

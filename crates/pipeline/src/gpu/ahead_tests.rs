@@ -7,7 +7,7 @@ use rdma_shim::testing::{compile_and_link, device, wait_for};
 use slots::layout::Status;
 
 use super::cost::setting;
-use super::layout::{db_lane, db_turn};
+use super::layout::db_lane;
 use super::nic_tests::{add_one_ahead, serves, traces};
 use super::resident_kernel::WORDS;
 use super::tests::chain::{IN_TIME, Wakes};
@@ -106,8 +106,11 @@ fn it_ends_when_it_is_told_to_and_at_a_model_s_error() {
     }
     let mut pipeline = TestPipeline::new(Arrival::Flag, None, None);
     let mut peer = pipeline.join(0, 0, 1);
+    let wait = Duration::from_secs(600).as_nanos() as u64;
+    pipeline.served.core.tell(offset_of!(db_served, wait_ns), &wait.to_ne_bytes()).unwrap();
     let broken = by_cpu::Model::Called(Box::new(|| Err("it is broken".into())));
     pipeline.served.prepare_ahead(broken).and_then(|()| pipeline.served.start()).unwrap();
+    // Also while it looks for the next request.
     pipeline.ask(&mut peer, 1, 1.0);
     assert_eq!(pipeline.served.wait_end(LIMIT).unwrap_err().to_string(), "the model: it is broken");
     // It may be started again.
@@ -115,39 +118,41 @@ fn it_ends_when_it_is_told_to_and_at_a_model_s_error() {
 }
 
 #[test]
-fn a_model_of_another_machine_is_refused() {
+fn a_twin_s_model_without_buffers_is_refused() {
     need!(has_compiler(), cc, "a C++ compiler");
     let mut pipeline = TestPipeline::of(Arrival::Flag, None, None, true);
     let called = by_cpu::Model::Called(Box::new(|| Ok(())));
     let error = pipeline.served.prepare_ahead(called).unwrap_err().to_string();
-    assert!(error.contains("the twin's, with buffers"), "{error}");
+    assert!(error.contains("copies from and to buffers"), "{error}");
 }
 
-/// What `take_turn` finds in a lane that was offered turn 2 in slot 4, when turn `done` is: whether it has a
-/// turn, and where the model runs.
-fn taken(kernel: Kernel, done: u32) -> (u32, u32) {
+/// What `take_turn` leaves in a lane that was offered turn 2 so, when turn `done` is: what it has, and where
+/// the model runs.
+fn taken(kernel: Kernel, offer: u32, done: u32) -> (u32, u32) {
     let mut words = [0_u32; WORDS / 4];
     // `offers[0]`, then `done[1]`.
-    (words[32], words[33], words[128]) = (4, 2, done);
+    (words[32], words[33], words[128]) = (offer, 2, done);
     let lane = db_lane { state: 1, slot: 4, model_slot: 4, next: 2, ..db_lane::default() };
-    let mut lanes = layout::db_lanes { runs: db_turn::default(), lanes: [lane, db_lane::default()] };
+    let runs = db_turn { model_slot: 3, ..db_turn::default() };
+    let mut lanes = db_lanes { runs, lanes: [lane, db_lane::default()] };
     let mut served = db_served { slot_count: 6, ..db_served::default() };
     let arguments = Arguments::new().pointer(&raw mut served).pointer(words.as_mut_ptr());
     let arguments = arguments.pointer(&raw mut lanes).push(0_u64).push(5_000_000_u64);
     // SAFETY: the kernel has its structs, which live until it has ended.
     unsafe { run(kernel, &Launch::new(1, 1), arguments) }.unwrap();
-    assert_eq!(lanes.runs.state, lanes.lanes[0].has_turn, "a turn without a request copies nothing");
     (lanes.lanes[0].has_turn, lanes.runs.model_slot)
 }
 
 #[test]
 fn a_lane_waits_for_the_turn_before() {
     need!(has_compiler(), cc, "a C++ compiler");
+    const LAST: u32 = 0xffff_fffe;
     let kernel = ahead_kernel::SOURCE.twin.find("take_turn").unwrap();
-    assert_eq!(taken(kernel, 1), (1, 4));
-    assert_eq!(taken(kernel, 0), (0, 6), "what is late runs in the spare slot");
+    assert_eq!(taken(kernel, 4, 1), (1, 4));
+    assert_eq!(taken(kernel, LAST, 1), (0, 6), "the last launch runs in the spare slot");
+    assert_eq!(taken(kernel, 4, 0), (2, 3), "what is late changes nothing");
     let planted = PLANTED.find("take_turn+DB_DEFECT_NOT_IN_TURN").unwrap();
-    assert_eq!(taken(planted, 0), (1, 4), "the defect is not seen");
+    assert_eq!(taken(planted, 4, 0), (1, 4), "the defect is not seen");
 }
 
 /// The edges of `kernels/ahead.cu`: each fence is in the GPU's code.

@@ -190,6 +190,8 @@ impl Served {
         let shared = machine.host_memory(COUNTS + size_of::<db_counts>())?;
         let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
         let lanes = own(size_of::<db_lanes>())?;
+        // The spare slot, until a turn has another.
+        let no_turn = || db_turn { model_slot: count, ..db_turn::default() };
         let free = db_slot_words { owner: u32::MAX, ..db_slot_words::default() };
         words_of.write(0, &free.bytes().repeat(slot_count))?;
         let behind_words = words_of.kernel_address() + (size_of::<db_slot_words>() * slot_count) as u64;
@@ -246,7 +248,8 @@ impl Served {
                 ..db_served::of(geometry)
             },
         )?;
-        turn.put(0, &db_turn { model_slot: count, ..db_turn::default() })?;
+        turn.put(0, &no_turn())?;
+        lanes.put(0, &db_lanes { runs: no_turn(), ..db_lanes::default() })?;
         // A thread looks at nine slots side by side (`DB_SEEN`), and one warp of a block that sends at none:
         // so eight. More threads make a barrier slower.
         let useful = count.div_ceil(8).max(setting.clients).max(64).next_multiple_of(32);

@@ -78,10 +78,11 @@ impl Served {
             by_cpu::Model::Called(model) if !core.machine.is_gpu() && !core.told.in_slots => {
                 Ahead::on_twin(core, model)?
             }
+            by_cpu::Model::Called(_) if core.told.in_slots => {
+                return refuse("the host twin's model copies from and to buffers, and the setting has none");
+            }
             _ => {
-                return refuse(
-                    "a model of another kind of machine: one that is called is the twin's, with buffers",
-                );
+                return refuse("a model of another kind of machine: one that is called is the twin's");
             }
         };
         self.ends(self.core.shared.kernel_address())?;

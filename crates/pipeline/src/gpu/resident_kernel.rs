@@ -99,6 +99,6 @@ impl Launched {
 pub(super) fn in_time(words: &Memory, limit: Duration) -> Result<(), ServedError> {
     match words.get::<[u32; 2]>(0)? {
         [_, 0] => Ok(()),
-        _ => refuse(format!("blocks of the resident kernel waited longer than {limit:?} for one another")),
+        _ => refuse(format!("blocks that stay on the machine waited longer than {limit:?} for one another")),
     }
 }
