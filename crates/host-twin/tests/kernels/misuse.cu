@@ -89,3 +89,8 @@ extern "C" __global__ void large_array(int *word) {
     bytes[*word] = 1;
     *word = bytes[*word] + 1;
 }
+
+/* Stores that wait in a weak memory's buffer when the lane ends. */
+extern "C" __global__ void stores_and_ends(unsigned int *words, int count) {
+    for (int nth = 0; nth < count; nth++) db_twin_put((db_twin_u64)(words + nth), nth + 1, 4);
+}

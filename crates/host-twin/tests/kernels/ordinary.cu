@@ -164,8 +164,3 @@ extern "C" __global__ void intrinsics(unsigned int *out, int *words, float *sum)
 extern "C" __global__ void arrivals(int *count, int *order, int rounds) {
     for (int round = 0; round < rounds; round++) order[atomicAdd(count, 1)] = (int)(blockIdx.x * blockDim.x + threadIdx.x);
 }
-
-/* Stores that wait in a weak memory's buffer when the lane ends. */
-extern "C" __global__ void stores_and_ends(unsigned int *words, int count) {
-    for (int nth = 0; nth < count; nth++) db_twin_put((db_twin_u64)(words + nth), nth + 1, 4);
-}
