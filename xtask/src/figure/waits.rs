@@ -131,6 +131,7 @@ echo "$@" >> FOLDER/calls
 case "$2" in
 graph) two=24 many=25 ;;
 while) two=25 many=32 ;;
+ahead) two=19 many=20 ;;
 persistent) two=24 many=24.5 ;;
 walk) two=26 many=1026 ;;
 esac
@@ -172,7 +173,7 @@ echo "{\"kind\":\"pipeline-wait\",\"alone_us\":20,\"period_us\":{\"2\":$two,\"64
             assert_eq!(said(id), (verdict.to_owned(), evidence.to_owned()), "{id}");
         }
         let calls = fs::read_to_string(folder.join("calls")).unwrap();
-        assert_eq!(calls, "wait graph\nwait while\nwait persistent\nwait walk\n");
+        assert_eq!(calls, "wait graph\nwait while\nwait ahead\nwait persistent\nwait walk\n");
         fs::remove_dir_all(folder).unwrap();
     }
 
@@ -194,7 +195,7 @@ echo "{\"kind\":\"pipeline-wait\",\"alone_us\":20,\"period_us\":{\"2\":$two,\"64
         assert!(error.is::<Refused>() && error.to_string().contains("needs a GPU"), "{error}");
         needs_gpu("bench-wait", &example()).unwrap();
         let lines = dry_run(&bench_wait(), &how("out".into()));
-        for words in ["4 points", "needs a GPU", "pipeline-graph wait walk", "judges 5 claims"] {
+        for words in ["5 points", "needs a GPU", "pipeline-graph wait walk", "judges 5 claims"] {
             assert!(lines.iter().any(|line| line.contains(words)), "{words}: {lines:?}");
         }
     }

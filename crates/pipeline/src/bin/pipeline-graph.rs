@@ -16,7 +16,7 @@ fn asked(words: &[String]) -> Result<Option<Driver>, String> {
     match words {
         [] => Ok(None),
         [wait, driver] if wait == "wait" => driver.parse().map(Some),
-        _ => Err("it takes no arguments, or `wait` and one of graph, while, persistent, walk".into()),
+        _ => Err("it takes no arguments, or `wait` and one of graph, while, ahead, persistent, walk".into()),
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpu::{Function, GRID_HEADER, Recorded, ResidentModel, SelfLaunching, Shape, Stream, Unit};
+use gpu::{Function, GRID_HEADER, Recorded, ResidentModel, SelfLaunching, Shape, SlotTensors, Stream, Unit};
 use rdma_shim::kernel::{Machine, Memory, Place, db_kernel_queue};
 use rdma_shim::sys::{db_cq, db_rq, db_slot, db_sq};
 use slots::layout::{Header, PREFIX_BYTES, Status, flag};
@@ -17,7 +17,7 @@ use slots::{Arrival, Geometry, Tensor, TensorKind};
 
 use super::launch::KERNELS;
 use super::layout::db_place;
-use super::{Core, MOST_THREADS, Repeat, Served, ServedError, Setting, refuse};
+use super::{Core, MOST_THREADS, Repeat, Served, ServedError, Setting, by_cpu, refuse};
 
 /// Slots of the timed pipelines. One slot cannot hold a waiting request: its answer must be read first.
 pub const SLOTS: [u32; 3] = [2, 64, 4096];
@@ -43,6 +43,8 @@ pub enum Driver {
     Graph,
     /// The body of a WHILE node.
     While,
+    /// Two graphs that launch themselves, beside one block that waits and sends.
+    Ahead,
     /// One kernel that stays.
     Persistent,
     /// A graph that launches itself, in which one thread walks over all slots, as in the paper's release.
@@ -56,9 +58,10 @@ impl FromStr for Driver {
         match name {
             "graph" => Ok(Driver::Graph),
             "while" => Ok(Driver::While),
+            "ahead" => Ok(Driver::Ahead),
             "persistent" => Ok(Driver::Persistent),
             "walk" => Ok(Driver::Walk),
-            other => Err(format!("`{other}` is none of graph, while, persistent, walk")),
+            other => Err(format!("`{other}` is none of graph, while, ahead, persistent, walk")),
         }
     }
 }
@@ -100,12 +103,12 @@ fn alone(machine: &Machine, driver: Driver, turns: u32) -> Result<Duration, Serv
     let mut least = Duration::MAX;
     if driver == Driver::Persistent {
         for _ in 0..3 {
-            let model = ReversalModel::new(&served)?.resident();
+            let model = ReversalModel::new(&served, &served.tensors())?.resident();
             least = least.min(served.run_alone(model, turns.into())?);
         }
         return Ok(least);
     }
-    let model = ReversalModel::new(&served)?;
+    let model = ReversalModel::new(&served, &served.tensors())?;
     let record = |stream: &Stream| model.record(stream);
     let mut graph = match driver.again() {
         Repeat::Relaunch => {
@@ -143,8 +146,11 @@ fn periods(machine: &Machine, driver: Driver, slots: u32, is_traced: bool) -> Re
     if is_traced {
         waiting.served.note_steps()?;
     }
-    let model = ReversalModel::new(&waiting.served)?;
+    let served = &waiting.served;
+    let tensors = if driver == Driver::Ahead { served.tensors_ahead() } else { served.tensors() };
+    let model = ReversalModel::new(served, &tensors)?;
     match driver {
+        Driver::Ahead => waiting.served.prepare_ahead(by_cpu::Model::Recorded(Box::new(model)))?,
         Driver::Persistent => waiting.served.prepare_resident(model.resident())?,
         _ => waiting.served.prepare_graph(driver.again(), Box::new(model))?,
     }
@@ -221,9 +227,8 @@ struct ReversalModel {
 }
 
 impl ReversalModel {
-    fn new(served: &Served) -> Result<ReversalModel, ServedError> {
+    fn new(served: &Served, tensors: &SlotTensors) -> Result<ReversalModel, ServedError> {
         let machine = &served.core.machine;
-        let tensors = served.tensors();
         let ([slots, index, stride, request], [.., answer]) =
             (tensors.inputs[0].words(), tensors.outputs[0].words());
         let between = [machine.own_memory(4 * FLOATS)?, machine.own_memory(4 * FLOATS)?];
@@ -447,7 +452,7 @@ mod tests {
     #[test]
     fn a_driver_has_its_name_and_the_twin_refuses_a_graph() {
         need!(has_compiler(), cc, "a C++ compiler");
-        assert!("grap".parse::<Driver>().unwrap_err().contains("graph, while, persistent, walk"));
+        assert!("grap".parse::<Driver>().unwrap_err().contains("graph, while, ahead, persistent, walk"));
         let error = cost(&Machine::twin(Visibility::InOrder), "walk".parse().unwrap()).unwrap_err();
         assert!(error.to_string().contains("twin"), "{error}");
     }
@@ -461,7 +466,7 @@ mod tests {
     fn gpu_every_driver_gives_a_time_for_each_number() {
         let machine =
             need!(Machine::gpu(None, None).map_err(|error| error.to_string()), gpu, "one CUDA device");
-        for name in ["graph", "while", "persistent", "walk"] {
+        for name in ["graph", "while", "ahead", "persistent", "walk"] {
             let found = cost(&machine, name.parse().unwrap()).unwrap();
             assert!(found.periods.iter().all(|period| *period > Duration::ZERO), "{name}: {found:?}");
         }
