@@ -174,7 +174,7 @@ fn a_load_that_the_nic_and_not_the_server_limits_is_marked() {
     fill_limit(&mut point, Load::One, [1.5, 9.0]).unwrap();
     assert!(!point.values.contains_key("one_limited"));
     // What waits and sends beside the model is busy while that runs.
-    for (series, us) in [("gpu-graph-m", 7.0), ("gpu-ahead-m", 1.0), ("gpu-fair-m", 1.0)] {
+    for (series, us) in [("gpu-graph-m", 8.0), ("gpu-ahead-m", 1.0), ("gpu-fair-m", 1.0)] {
         let mut point = Point { series: series.into(), ..point.clone() };
         point.values.extend(STEPS.map(|step| (format!("full_{step}_us"), 1.0)));
         assert_eq!(taken_us(&point, Load::Full).unwrap(), Some(us), "{series}");
