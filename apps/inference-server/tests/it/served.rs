@@ -29,11 +29,10 @@ pub const SLOW: &str = "squeezenet-1.1";
 const ALL: &[Arrival] = &[Arrival::Flag, Arrival::Tail, Arrival::Completion];
 /// Ways to serve a model by our own kernels on the twin (same bits): options, and possible arrivals, one
 /// where a model's kernels wait. `gpu-while` has `gpu-graph`'s kernels and, on the twin, its launches.
-pub const WAYS: [(&[&str], &[Arrival]); 8] = [
+pub const WAYS: [(&[&str], &[Arrival]); 7] = [
     (&["--engine", "twin"], ALL),
     (&["--machine", "twin", "--mode", "cpu-gpu"], ALL),
     (&["--machine", "twin", "--mode", "gpu-graph", "--arrival", "flag"], &[Arrival::Flag]),
-    (&["--machine", "twin", "--mode", "gpu-graph", "--arrival", "tail"], &[Arrival::Tail]),
     (&["--machine", "twin", "--mode", "gpu-ahead", "--arrival", "tail"], &[Arrival::Tail]),
     (&["--machine", "twin", "--mode", "gpu-graph", "--arrival", "completion"], &[Arrival::Completion]),
     (&["--machine", "twin", "--mode", "gpu-persistent", "--arrival", "flag"], &[Arrival::Flag]),
