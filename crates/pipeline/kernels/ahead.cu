@@ -42,10 +42,17 @@ extern "C" __global__ void take_turn(const struct db_served *at, struct db_resid
     int late = 0;
     /* Loaded before the wait, so that nothing but stores is left behind it. */
     struct db_lane offered = *lane;
-    while (!late && !db_is_done(db_load_relaxed32(words->done[before & 1]), before)) late = db_grid_is_late(&grid, &wait);
+    for (;;) {
+        /* In one trip. */
+        const db_u32 done = db_load_relaxed32(words->done[before & 1]);
+        late = db_grid_load(&grid.words[1]) != 0;
+        if (late || db_is_done(done, before)) break;
+        late = db_grid_is_late(&grid, &wait);
+        if (late) break;
+    }
     db_grid_fence();
-    late |= db_grid_load(&grid.words[1]) != 0;
-    lane->has_turn = late ? DB_LANE_LATE : ends ? DB_LANE_ENDS : DB_LANE_HAS_TURN;
+    lane->next = turn + 2;
+    lane->has_turn = !ends && !late;
     /* The model runs once more, and its graph ends. */
     if ((ends || late) && offered.cancel) db_store_relaxed32((db_u32 *)offered.cancel, 1);
     /* Beside the turn before, whose slot stays: no answer is sent any more. */
@@ -60,12 +67,9 @@ extern "C" __global__ void take_turn(const struct db_served *at, struct db_resid
     lanes->runs.model_slot = offered.model_slot;
 }
 
-/* Launch: one thread, behind the model, whose stores are before this. */
-extern "C" __global__ void end_turn(struct db_resident_words *words, struct db_lanes *lanes, db_u64 nth) {
-    struct db_lane *lane = &lanes->lanes[nth];
-    const db_u32 turn = lane->next;
-    if (lane->has_turn == DB_LANE_LATE) return;
-    lane->next = turn + 2;
+/* Launch: one thread, behind the model, whose stores are before this. It loads nothing: the next turn waits.
+ * What was late counts too, and who looks for a turn's end looks for that as well. */
+extern "C" __global__ void end_turn(struct db_resident_words *words, db_u64 nth) {
     db_grid_fence();
-    db_store_relaxed32(words->done[turn & 1], turn);
+    atomicAdd(words->done[nth], 2u);
 }

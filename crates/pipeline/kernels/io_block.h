@@ -35,7 +35,7 @@
 struct db_resident_words {
     unsigned int grid[32]; /* two are the barrier's */
     db_u64 offers[2][16];  /* of even and of odd turns */
-    db_u32 done[2][32];    /* the last even, and the last odd turn that is */
+    db_u32 done[2][32];    /* the last even, and the last odd turn that is; at first of ahead.cu 0 and -1 */
 };
 
 /* Tells a lane of its turn: the first thread. */

@@ -61,16 +61,11 @@ struct db_turn {
     struct db_counts counts;
 };
 
-/* What a launch of a lane has. */
-#define DB_LANE_ENDS 0u     /* nothing: it is the last one */
-#define DB_LANE_HAS_TURN 1u /* a turn */
-#define DB_LANE_LATE 2u     /* nothing: something has waited too long */
-
 /* One of the two graphs of ahead.cu, of the even or of the odd turns. */
 struct db_lane {
     db_u32 state, slot, status, model_slot; /* of the offered turn, as db_turn has them */
     db_u32 next;                            /* the turn that it waits for */
-    db_u32 has_turn;                        /* DB_LANE_*, of this launch of its graph */
+    db_u32 has_turn;                        /* this launch of its graph has one */
     db_u64 cancel;                          /* the graph's word that ends it */
 };
 

@@ -28,13 +28,16 @@ pub(super) const SOURCE: Source = Source {
 enum Lanes {
     /// The graphs, of the even turns and of the odd ones, and the model that they use.
     Graphs(Mutex<[SelfLaunching; 2]>, #[expect(dead_code, reason = "it is kept")] Mutex<Box<dyn Recorded>>),
-    /// The host twin's: a thread runs the kernels of one turn after the other.
+    /// The host twin's: a thread of each lane runs the kernels of its turns.
     Twin { take: Kernel, end: Kernel, copies: Box<Steps>, model: Mutex<Box<Model>> },
 }
 
 fn locked<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// `done[1]` of `struct db_resident_words`: turn 1 is the first of the odd ones, 2 behind it.
+const ODD_DONE: usize = 4 * 128;
 
 /// Addresses of what the kernels of the lanes share, and what they wait for one another.
 #[derive(Debug, Clone, Copy)]
@@ -52,8 +55,8 @@ impl Shared {
     }
 
     /// Arguments of `end_turn`.
-    fn of_end(self, lane: u64) -> [u64; 3] {
-        [self.words, self.lanes, lane]
+    fn of_end(self, lane: u64) -> [u64; 2] {
+        [self.words, lane]
     }
 }
 
@@ -127,6 +130,7 @@ impl Ahead {
             }
         }
         self.words.fill(0)?;
+        self.words.put(ODD_DONE, &u32::MAX)?;
         let cancels = match &self.lanes {
             Lanes::Graphs(graphs, _) => locked(graphs).each_ref().map(SelfLaunching::cancel_address),
             Lanes::Twin { .. } => [0; 2],
@@ -208,7 +212,7 @@ impl Ahead {
         loop {
             run(take, &self.shared.of_take(nth as u64))?;
             let at = offset_of!(db_lanes, lanes) + nth * size_of::<db_lane>();
-            if core.lanes.get::<db_lane>(at)?.has_turn != HAS_TURN {
+            if core.lanes.get::<db_lane>(at)?.has_turn == 0 {
                 // As in a graph: the other lane waits for this one's last launch.
                 return run(end, &self.shared.of_end(nth as u64));
             }
@@ -222,9 +226,6 @@ impl Ahead {
         }
     }
 }
-
-/// `DB_LANE_HAS_TURN`.
-const HAS_TURN: u32 = 1;
 
 /// Sleeps until a lane's graph has ended. Error: it was not told to.
 fn graph_ends(graphs: &Mutex<[SelfLaunching; 2]>, nth: usize) -> Result<(), ServedError> {
