@@ -63,7 +63,9 @@ fn answers(ended: &Ended) -> u64 {
 
 #[test]
 fn what_uc_loses_is_lost_and_nothing_is_wrong_and_rc_sends_it_again() {
-    for world in need!(worlds("loses", &[GRAPH]), SOFTNIC) {
+    // What kernels make of a request that has lost its middle: the pipeline's tests.
+    let others = if need::is_full() { &[GRAPH][..] } else { &[] };
+    for world in need!(worlds("loses", others), SOFTNIC) {
         let arrivals = world.served.arrivals;
         let (mut server, address) = world.server(&["--slots", "256"]);
         ctl(&["set", &server.id().to_string(), "--loss", "0.1", "--seed", "5"]).unwrap();

@@ -85,7 +85,7 @@ fn at_a_sigterm_under_load_each_request_is_answered_refused_or_lost() {
 
 #[test]
 fn requests_of_a_server_that_is_held_up_are_lost_at_their_deadline_and_their_answers_late() {
-    const SECONDS: u64 = 4;
+    const SECONDS: u64 = 3;
     for (world, rate) in need!(Fixture::each("held", &[GRAPH]), WANTED).iter().zip([100, 20]) {
         let (mut server, address) = world.server(&[]);
         let times = [rate, SECONDS].map(|number| number.to_string());
