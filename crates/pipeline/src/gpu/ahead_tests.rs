@@ -10,7 +10,7 @@ use super::cost::setting;
 use super::layout::db_lane;
 use super::nic_tests::{add_one_ahead, serves, traces};
 use super::resident_kernel::WORDS;
-use super::tests::chain::{IN_TIME, Wakes};
+use super::tests::chain::{ends, ends_at_marks};
 use super::tests::test_pipeline::{RECORD, TestPipeline, geometry};
 use super::tests::{PLANTED, has_compiler, ptx};
 use super::*;
@@ -180,21 +180,10 @@ fn gpu_that_looks_ahead_ends_at_a_marked_slot() {
     let geometry = geometry();
     let setting = Setting { wait: Duration::from_secs(600), ..setting(&geometry, 64, 256) };
     let mut served = Served::new(&machine, setting).unwrap();
-    let (tells, ended) = std::sync::mpsc::channel();
-    served.call_at_end(Arc::new(move || tells.send(()).unwrap()));
+    let ended = ends(&mut served);
     let memory = machine.zeroed_memory(1 << 13).unwrap();
     let model = add_one_ahead(&served, &memory, true);
     served.prepare_ahead(model).and_then(|()| served.start()).unwrap();
-    let mut wakes = Wakes::default();
-    for _ in 0..3 {
-        assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "an end that nothing has asked for");
-        let since = Instant::now();
-        served.mark_stop().unwrap();
-        ended.recv_timeout(LIMIT).unwrap();
-        wakes.took.push(since.elapsed());
-        served.wait_end(LIMIT).unwrap();
-        served.start().unwrap();
-    }
-    wakes.judge("a marked slot ends the kernel that looks ahead", IN_TIME);
+    ends_at_marks(&mut served, &ended, "a marked slot ends the kernel that looks ahead");
     served.stop(LIMIT).unwrap();
 }

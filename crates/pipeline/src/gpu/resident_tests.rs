@@ -20,7 +20,7 @@ use zoo::Architecture;
 
 use super::cost::{Waiting, setting};
 use super::nic_tests::{serves, traces};
-use super::tests::chain::{IN_TIME, Wakes};
+use super::tests::chain::{ends, ends_at_marks};
 use super::tests::test_pipeline::{ANSWERS, RECORD, TestPipeline, geometry};
 use super::tests::{PLANTED, has_compiler, ptx};
 use super::*;
@@ -200,21 +200,10 @@ fn gpu_kernel_that_stays_ends_at_a_marked_slot() {
     let geometry = geometry();
     let setting = Setting { wait: Duration::from_secs(600), ..setting(&geometry, 64, 256) };
     let mut served = Served::new(&machine, setting).unwrap();
-    let (tells, ended) = std::sync::mpsc::channel();
-    served.call_at_end(Arc::new(move || tells.send(()).unwrap()));
+    let ended = ends(&mut served);
     let model = add_one(&served, GOOD, 256);
     served.prepare_resident(model).and_then(|()| served.start()).unwrap();
-    let mut wakes = Wakes::default();
-    for _ in 0..3 {
-        assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "an end that nothing has asked for");
-        let since = Instant::now();
-        served.mark_stop().unwrap();
-        ended.recv_timeout(LIMIT).unwrap();
-        wakes.took.push(since.elapsed());
-        served.wait_end(LIMIT).unwrap();
-        served.start().unwrap();
-    }
-    wakes.judge("a marked slot ends the kernel that stays", IN_TIME);
+    ends_at_marks(&mut served, &ended, "a marked slot ends the kernel that stays");
     served.stop(LIMIT).unwrap();
 }
 

@@ -31,10 +31,26 @@ impl Wakes {
     }
 }
 
-fn ends(served: &mut Served) -> Receiver<()> {
+/// Tells of each end of a pipeline's turns from now on.
+pub fn ends(served: &mut Served) -> Receiver<()> {
     let (tells, ended) = channel();
     served.call_at_end(Arc::new(move || tells.send(()).unwrap()));
     ended
+}
+
+/// Marks the host's own slot three times, each time turns that have not ended by themselves.
+pub fn ends_at_marks(served: &mut Served, ended: &Receiver<()>, what: &str) {
+    let mut wakes = Wakes::default();
+    for _ in 0..3 {
+        assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "an end that nothing has asked for");
+        let since = Instant::now();
+        served.mark_stop().unwrap();
+        ended.recv_timeout(SOON).unwrap();
+        wakes.took.push(since.elapsed());
+        served.wait_end(SOON).unwrap();
+        served.start().unwrap();
+    }
+    wakes.judge(what, IN_TIME);
 }
 
 #[test]
