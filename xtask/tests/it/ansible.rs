@@ -180,8 +180,10 @@ fn a_host_whose_clock_is_wrong_or_that_does_not_answer_is_named_with_what_to_do(
     // An address of the nodes' network that nothing has: no packet is answered.
     let said = playbook(&bed, "site.yml", &["-e", "ansible_host=10.77.0.9", "--limit", "node2"]);
     assert!(!said.ok, "{}", said.text);
-    // ssh's own words are in it, unless ansible was still sending when ssh ended: both name the address.
     said.has(&["node2", "UNREACHABLE", "10.77.0.9"]);
+    // ssh's words, unless ansible was still sending when ssh ended: then ansible's own.
+    let words = ["10.77.0.9 port 2222", "Data could not be sent to remote host"];
+    assert!(words.iter().any(|words| said.text.contains(words)), "{}", said.text);
 }
 
 #[test]
