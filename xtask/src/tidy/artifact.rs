@@ -126,7 +126,7 @@ fn time(entry: &Entry, spec: &Spec) -> String {
     let today = Some(grid.keys().len()).filter(|all| *all != points);
     let today = today.map_or_else(String::new, |all| format!(" (today {all})"));
     match seconds {
-        seconds if seconds < 0.5 => "seconds".to_owned(),
+        seconds if seconds < 10.0 => "seconds".to_owned(),
         seconds if seconds < 100.0 => format!("{least}{seconds:.0} s, {points} points{today}"),
         seconds => format!("{least}{:.0} min, {points} points{today}", seconds / 60.0),
     }
