@@ -17,12 +17,12 @@
 
 /* Launch: one block, which stays. `limit_ns`: longest wait for a lane. */
 extern "C" __global__ void __launch_bounds__(DB_MOST_THREADS)
-    look_ahead(const struct db_served *at, struct db_turn *turn, struct db_resident_words *words, struct db_lanes *lanes, db_u64 limit_ns) {
+    look_ahead(const struct db_served *at, struct db_turn *turn, struct db_resident_words *words, db_u64 limit_ns) {
     __shared__ struct db_found found;
     __shared__ struct db_own own;
     __shared__ struct db_turn runs;
     struct db_grid grid = {words->grid, limit_ns, 0, 0, 0, 0};
-    db_serve(at, turn, words, &grid, own, runs, found, lanes->lanes);
+    db_serve(at, turn, words, &grid, own, runs, found);
 }
 
 /* Launch: one thread. Waits for the next turn of lane `nth` and for the end of the one before. */
@@ -32,16 +32,19 @@ extern "C" __global__ void take_turn(const struct db_served *at, struct db_resid
     struct db_lane *lane = &lanes->lanes[nth];
     struct db_grid grid = {words->grid, limit_ns, 0, 0, 0, 0};
     struct db_grid_wait wait = {0, 0};
-    const db_u32 turn = lane->next;
+    const db_u32 turn = lane->next, spare = at->slot_count;
+    const db_u64 cancel = lane->cancel;
 #ifdef DB_DEFECT_NOT_IN_TURN
     const db_u32 before = 0;
 #else
     const db_u32 before = turn - 1;
 #endif
-    const int ends = db_take_offer(words, &grid, turn, slot) == DB_LAST;
+    db_u32 offered;
     int late = 0;
-    /* Loaded before the wait, so that nothing but stores is left behind it. */
-    struct db_lane offered = *lane;
+    /* Before the waits. Behind them, each load and store is time in which no model runs. */
+    lane->next = turn + 2;
+    lane->has_turn = 1;
+    offered = db_take_offer(words, &grid, turn, slot);
     for (;;) {
         /* In one trip. */
         const db_u32 done = db_load_relaxed32(words->done[before & 1]);
@@ -51,20 +54,16 @@ extern "C" __global__ void take_turn(const struct db_served *at, struct db_resid
         if (late) break;
     }
     db_grid_fence();
-    lane->next = turn + 2;
-    lane->has_turn = !ends && !late;
     /* The model runs once more, and its graph ends. */
-    if ((ends || late) && offered.cancel) db_store_relaxed32((db_u32 *)offered.cancel, 1);
+    if (late || offered == DB_LAST) {
+        lane->has_turn = 0;
+        if (cancel) db_store_relaxed32((db_u32 *)cancel, 1);
+    }
     /* Beside the turn before, whose slot stays: no answer is sent any more. */
     if (late) return;
-    if (ends) {
-        offered.state = DB_TURN_NONE;
-        offered.model_slot = at->slot_count;
-    }
-    lanes->runs.state = offered.state;
-    lanes->runs.slot = offered.slot;
-    lanes->runs.status = offered.status;
-    lanes->runs.model_slot = offered.model_slot;
+    /* What is no slot is greater. */
+    lanes->runs.state = offered < spare ? DB_TURN_REQUEST : DB_TURN_NONE;
+    lanes->runs.slot = lanes->runs.model_slot = offered < spare ? offered : spare;
 }
 
 /* Launch: one thread, behind the model, whose stores are before this. It loads nothing: the next turn waits.

@@ -38,14 +38,6 @@ struct db_resident_words {
     db_u32 done[2][32];    /* the last even, and the last odd turn that is; at first of ahead.cu 0 and -1 */
 };
 
-/* Tells a lane of its turn: the first thread. */
-DB_GPU_FN void db_set_lane(struct db_lane *lane, const struct db_turn *turn) {
-    lane->state = turn->state;
-    lane->slot = turn->slot;
-    lane->status = turn->status;
-    lane->model_slot = turn->model_slot;
-}
-
 /* The offered turn's slot: all threads of a block, which share `slot`. DB_LAST also if I/O is late. */
 DB_GPU_FN db_u32 db_take_offer(const struct db_resident_words *words, struct db_grid *grid, db_u32 turn, db_u32 &slot) {
     if (!db_block_thread()) {
@@ -104,9 +96,9 @@ DB_GPU_FN void db_next_turn(const struct db_served *at, struct db_turn *turn, st
     db_block_sync();
 }
 
-/* What the I/O block does: all threads of its block. `lanes`: two, or null. */
+/* What the I/O block does: all threads of its block. */
 DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, struct db_resident_words *words, struct db_grid *grid,
-                        struct db_own &own, struct db_turn &runs, struct db_found &found, struct db_lane *lanes) {
+                        struct db_own &own, struct db_turn &runs, struct db_found &found) {
     struct db_beside beside = {words->done[0], 0, 0};
     struct db_grid_wait wait = {0, 0}; /* of the turn that runs */
     const db_u32 thread = db_block_thread();
@@ -121,7 +113,6 @@ DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, st
             const int is_good = own.turn.state == DB_TURN_REQUEST && own.turn.status == DB_SLOT_STATUS_OK;
             last++;
             if (!thread) {
-                if (lanes) db_set_lane(&lanes[last & 1], &own.turn);
                 db_grid_fence();
                 db_store_relaxed64(words->offers[last & 1], (db_u64)last << 32 | (is_good ? own.turn.slot : DB_NO_SLOT));
             }

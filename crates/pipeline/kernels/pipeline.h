@@ -45,7 +45,7 @@ struct db_counts {
 /* The request served in this turn: GPU memory. wait_inputs writes it, the kernels behind it read it. */
 struct db_turn {
     db_u32 state;    /* DB_TURN_* */
-    db_u32 slot;     /* of the request; otherwise that of the request before */
+    db_u32 slot;     /* of the request; otherwise that of the request before, in `runs` of db_lanes the spare one */
     db_u32 sequence; /* of the request */
     db_u32 client;   /* index of its client */
     db_u32 status;   /* DB_SLOT_STATUS_*: a request that is not OK is answered and not computed */
@@ -63,15 +63,14 @@ struct db_turn {
 
 /* One of the two graphs of ahead.cu, of the even or of the odd turns. */
 struct db_lane {
-    db_u32 state, slot, status, model_slot; /* of the offered turn, as db_turn has them */
-    db_u32 next;                            /* the turn that it waits for */
-    db_u32 has_turn;                        /* this launch of its graph has one */
-    db_u64 cancel;                          /* the graph's word that ends it */
+    db_u32 next;     /* the turn that it waits for */
+    db_u32 has_turn; /* this launch of its graph has one */
+    db_u64 cancel;   /* the graph's word that ends it */
 };
 
 /* Both, in the GPU's memory. */
 struct db_lanes {
-    struct db_turn runs; /* the turn that runs, for the model and the copies: what db_lane has of it, and no more */
+    struct db_turn runs; /* the turn that runs, for the model and the copies: its state and its slots; `status` is OK from the launch on */
     struct db_lane lanes[2];
 };
 

@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(DB_RESIDENT_THREADS)
     struct db_grid grid = {words->grid, limit_ns, 0, 0, 1, 0};
     const int is_first = blockIdx.x == 0 && !db_block_thread();
     if (blockIdx.x == gridDim.x - 1) {
-        if (!alone) db_serve(at, turn, words, &grid, own, runs, found, 0);
+        if (!alone) db_serve(at, turn, words, &grid, own, runs, found);
         return;
     }
     if (!alone) {

@@ -136,10 +136,11 @@ impl Ahead {
             Lanes::Twin { .. } => [0; 2],
         };
         let lane = |nth: usize, next| db_lane { next, cancel: cancels[nth], ..db_lane::default() };
-        let runs = db_turn { model_slot: core.slot_count, ..db_turn::default() };
+        let status = u32::from(Status::Ok.number());
+        let runs = db_turn { status, model_slot: core.slot_count, ..db_turn::default() };
         core.lanes.put(0, &db_lanes { runs, lanes: [lane(0, 2), lane(1, 1)] })?;
-        let Shared { served, words, lanes, limit_ns } = self.shared;
-        let arguments = [served, core.told.turn, words, lanes, limit_ns];
+        let Shared { served, words, limit_ns, .. } = self.shared;
+        let arguments = [served, core.told.turn, words, limit_ns];
         let arguments = arguments.into_iter().fold(Arguments::new(), Arguments::u64);
         let held = (Arc::clone(core), Arc::clone(self));
         // SAFETY: the kernel takes these arguments. `held` keeps what they lead to; the pipeline keeps queues
@@ -217,7 +218,7 @@ impl Ahead {
                 return run(end, &self.shared.of_end(nth as u64));
             }
             let runs: db_turn = core.lanes.get(offset_of!(db_lanes, runs))?;
-            if State::of(&runs)? == State::Request && runs.status == u32::from(Status::Ok.number()) {
+            if State::of(&runs)? == State::Request {
                 copies.run(1, self.limit, Arc::clone(core))?;
                 locked(model)().map_err(ServedError::Model)?;
                 copies.run(2, self.limit, Arc::clone(core))?;

@@ -126,33 +126,37 @@ fn a_twin_s_model_without_buffers_is_refused() {
     assert!(error.contains("copies from and to buffers"), "{error}");
 }
 
-/// What `take_turn` leaves in a lane that was offered turn 2 so, when turn `done` is: what it has, and where
-/// the model runs.
-fn taken(kernel: Kernel, offer: u32, done: u32) -> (u32, u32) {
+/// What `take_turn` leaves in a lane that was offered turn 2 so, when turn `done` is: whether it has it;
+/// the turn's state, its slot, and where the model runs.
+fn taken(kernel: Kernel, offer: u32, done: u32) -> [u32; 4] {
     let mut words = [0_u32; WORDS / 4];
     // `offers[0]`, then `done[1]`.
     (words[32], words[33], words[128]) = (offer, 2, done);
-    let lane = db_lane { state: 1, slot: 4, model_slot: 4, next: 2, ..db_lane::default() };
-    let runs = db_turn { model_slot: 3, ..db_turn::default() };
+    let lane = db_lane { next: 2, ..db_lane::default() };
+    let runs = db_turn { slot: 2, model_slot: 3, ..db_turn::default() };
     let mut lanes = db_lanes { runs, lanes: [lane, db_lane::default()] };
     let mut served = db_served { slot_count: 6, ..db_served::default() };
     let arguments = Arguments::new().pointer(&raw mut served).pointer(words.as_mut_ptr());
     let arguments = arguments.pointer(&raw mut lanes).push(0_u64).push(5_000_000_u64);
     // SAFETY: the kernel has its structs, which live until it has ended.
     unsafe { run(kernel, &Launch::new(1, 1), arguments) }.unwrap();
-    (lanes.lanes[0].has_turn, lanes.runs.model_slot)
+    assert_eq!(lanes.lanes[0].next, 4);
+    let runs = lanes.runs;
+    [lanes.lanes[0].has_turn, runs.state, runs.slot, runs.model_slot]
 }
 
 #[test]
 fn a_lane_waits_for_the_turn_before() {
     need!(has_compiler(), cc, "a C++ compiler");
+    const NO_SLOT: u32 = 0xffff_ffff;
     const LAST: u32 = 0xffff_fffe;
     let kernel = ahead_kernel::SOURCE.twin.find("take_turn").unwrap();
-    assert_eq!(taken(kernel, 4, 1), (1, 4));
-    assert_eq!(taken(kernel, LAST, 1), (0, 6), "the last launch runs in the spare slot");
-    assert_eq!(taken(kernel, 4, 0), (0, 3), "what is late changes nothing");
+    assert_eq!(taken(kernel, 4, 1), [1, 1, 4, 4]);
+    assert_eq!(taken(kernel, NO_SLOT, 1), [1, 0, 6, 6], "a turn without a good request has the spare slot");
+    assert_eq!(taken(kernel, LAST, 1), [0, 0, 6, 6], "so has the last launch");
+    assert_eq!(taken(kernel, 4, 0), [0, 0, 2, 3], "what is late changes nothing");
     let planted = PLANTED.find("take_turn+DB_DEFECT_NOT_IN_TURN").unwrap();
-    assert_eq!(taken(planted, 4, 0), (1, 4), "the defect is not seen");
+    assert_eq!(taken(planted, 4, 0), [1, 1, 4, 4], "the defect is not seen");
 }
 
 /// The edges of `kernels/ahead.cu`: each fence is in the GPU's code.
@@ -164,7 +168,7 @@ fn ends_of_turns_are_fenced() {
     let all = fences(&ptx(&compiler, &ahead_kernel::SOURCE, None));
     for (fenced, plain) in [
         ("db_grid_fence();\n    atomicAdd(words->done", "atomicAdd(words->done"),
-        ("    db_grid_fence();\n    lane->next", "    lane->next"),
+        ("    db_grid_fence();\n    /* The model", "    /* The model"),
     ] {
         assert!(all > fences(&ptx(&compiler, &ahead_kernel::SOURCE, Some((fenced, plain)))), "{fenced}");
     }
