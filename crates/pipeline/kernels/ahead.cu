@@ -40,19 +40,12 @@ extern "C" __global__ void take_turn(const struct db_served *at, struct db_resid
     const db_u32 before = turn - 1;
 #endif
     db_u32 offered;
-    int late = 0;
+    int late;
     /* Before the waits. Behind them, each load and store is time in which no model runs. */
     lane->next = turn + 2;
     lane->has_turn = 1;
     offered = db_take_offer(words, &grid, turn, slot);
-    for (;;) {
-        /* In one trip. */
-        const db_u32 done = db_load_relaxed32(words->done[before & 1]);
-        late = db_grid_load(&grid.words[1]) != 0;
-        if (late || db_is_done(done, before)) break;
-        late = db_grid_is_late(&grid, &wait);
-        if (late) break;
-    }
+    late = db_await_done(words->done[before & 1], before, 0, &grid, &wait);
     db_grid_fence();
     /* The model runs once more, and its graph ends. */
     if (late || offered == DB_LAST) {

@@ -55,19 +55,23 @@ DB_GPU_FN db_u32 db_take_offer(const struct db_resident_words *words, struct db_
     return slot;
 }
 
+/* Waits until a turn is done: one thread. `is_known`: it is. Not 0: a block or a lane is late. */
+DB_GPU_FN int db_await_done(const db_u32 *done, db_u32 turn, int is_known, struct db_grid *grid, struct db_grid_wait *wait) {
+    for (;;) {
+        /* In one trip. What is late may have run beside the turn that is done. */
+        const db_u32 last = db_load_relaxed32(done);
+        if (db_grid_load(&grid->words[1])) return 1;
+        if (is_known || db_is_done(last, turn)) return 0;
+        if (db_grid_is_late(grid, wait)) return 1;
+    }
+}
+
 /* Waits until a turn is done: all threads of the I/O block. Not 0: a block is late. `is_known`: the wait for
  * a request has seen the end. `done_ns`: the first thread's, when that is so. */
 DB_GPU_FN int db_wait_done(struct db_beside beside, struct db_grid *grid, struct db_grid_wait *wait, int is_known, db_u64 *done_ns) {
     int late = 0;
     if (!db_block_thread()) {
-        for (;;) {
-            /* In one trip. What is late may have run beside the turn that is done. */
-            const db_u32 done = db_load_relaxed32(beside.done);
-            late = db_grid_load(&grid->words[1]) != 0;
-            if (late || is_known || db_is_done(done, beside.turn)) break;
-            late = db_grid_is_late(grid, wait);
-            if (late) break;
-        }
+        late = db_await_done(beside.done, beside.turn, is_known, grid, wait);
         *done_ns = db_clock_ns();
         db_acquire_room();
     }
