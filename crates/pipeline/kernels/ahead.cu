@@ -43,15 +43,11 @@ extern "C" __global__ void take_turn(const struct db_served *at, struct db_resid
     int late;
     /* Before the waits. Behind them, each load and store is time in which no model runs. */
     lane->next = turn + 2;
-    lane->has_turn = 1;
     offered = db_take_offer(words, &grid, turn, slot);
     late = db_await_done(words->done[before & 1], before, 0, &grid, &wait);
     db_grid_fence();
     /* The model runs once more, and its graph ends. */
-    if (late || offered == DB_LAST) {
-        lane->has_turn = 0;
-        if (cancel) db_store_relaxed32((db_u32 *)cancel, 1);
-    }
+    if (late || offered == DB_LAST) db_store_relaxed32((db_u32 *)cancel, 1);
     /* Beside the turn before, whose slot stays: no answer is sent any more. */
     if (late) return;
     /* What is no slot is greater. */

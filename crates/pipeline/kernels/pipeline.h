@@ -63,9 +63,9 @@ struct db_turn {
 
 /* One of the two graphs of ahead.cu, of the even or of the odd turns. */
 struct db_lane {
-    db_u32 next;     /* the turn that it waits for */
-    db_u32 has_turn; /* this launch of its graph has one */
-    db_u64 cancel;   /* the graph's word that ends it */
+    db_u64 cancel; /* the graph's word that ends it, on the twin one of the same meaning: this launch is the last */
+    db_u32 next;   /* the turn that it waits for */
+    db_u32 pad;
 };
 
 /* Both, in the GPU's memory. */

@@ -29,7 +29,8 @@ enum Lanes {
     /// The graphs, of the even turns and of the odd ones, and the model that they use.
     Graphs(Mutex<[SelfLaunching; 2]>, #[expect(dead_code, reason = "it is kept")] Mutex<Box<dyn Recorded>>),
     /// The host twin's: a thread of each lane runs the kernels of its turns.
-    Twin { take: Kernel, end: Kernel, copies: Box<Steps>, model: Mutex<Box<Model>> },
+    /// `cancels`: a word for each, as a graph has one.
+    Twin { take: Kernel, end: Kernel, copies: Box<Steps>, model: Mutex<Box<Model>>, cancels: Memory },
 }
 
 fn locked<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -93,7 +94,8 @@ impl Ahead {
         let kernel = |name| Kernel::prepare(&core.machine, &SOURCE, name);
         let (take, end) = (kernel("take_turn")?, kernel("end_turn")?);
         let copies = Box::new(Steps::new(&core.machine, copies(core))?);
-        Ahead::new(core, |_| Ok(Lanes::Twin { take, end, copies, model: Mutex::new(model) }))
+        let cancels = core.machine.own_memory(8)?;
+        Ahead::new(core, |_| Ok(Lanes::Twin { take, end, copies, model: Mutex::new(model), cancels }))
     }
 
     fn new(
@@ -133,7 +135,10 @@ impl Ahead {
         self.words.put(ODD_DONE, &u32::MAX)?;
         let cancels = match &self.lanes {
             Lanes::Graphs(graphs, _) => locked(graphs).each_ref().map(SelfLaunching::cancel_address),
-            Lanes::Twin { .. } => [0; 2],
+            Lanes::Twin { cancels, .. } => {
+                cancels.fill(0)?;
+                [0, 4].map(|at| cancels.kernel_address() + at)
+            }
         };
         let lane = |nth: usize, next| db_lane { next, cancel: cancels[nth], ..db_lane::default() };
         let status = u32::from(Status::Ok.number());
@@ -201,7 +206,7 @@ impl Ahead {
 
     /// The twin's turns of a lane, one after the other, until there is none.
     fn turns(&self, core: &Arc<Core>, nth: usize) -> Result<(), ServedError> {
-        let Lanes::Twin { take, end, copies, model } = &self.lanes else { return Ok(()) };
+        let Lanes::Twin { take, end, copies, model, cancels } = &self.lanes else { return Ok(()) };
         let unused = core.machine.host_memory(4)?;
         let run = |kernel: &Kernel, arguments: &[u64]| {
             let arguments = arguments.iter().fold(Arguments::new(), |all, value| all.u64(*value));
@@ -212,8 +217,7 @@ impl Ahead {
         };
         loop {
             run(take, &self.shared.of_take(nth as u64))?;
-            let at = offset_of!(db_lanes, lanes) + nth * size_of::<db_lane>();
-            if core.lanes.get::<db_lane>(at)?.has_turn == 0 {
+            if cancels.get::<u32>(4 * nth)? != 0 {
                 // As in a graph: the other lane waits for this one's last launch.
                 return run(end, &self.shared.of_end(nth as u64));
             }

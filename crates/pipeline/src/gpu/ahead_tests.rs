@@ -126,13 +126,15 @@ fn a_twin_s_model_without_buffers_is_refused() {
     assert!(error.contains("copies from and to buffers"), "{error}");
 }
 
-/// What `take_turn` leaves in a lane that was offered turn 2 so, when turn `done` is: whether it has it;
-/// the turn's state, its slot, and where the model runs.
+/// What `take_turn` leaves in a lane that was offered turn 2 so, when turn `done` is: whether its graph goes
+/// on; the turn's state, its slot, and where the model runs.
 fn taken(kernel: Kernel, offer: u32, done: u32) -> [u32; 4] {
     let mut words = [0_u32; WORDS / 4];
     // `offers[0]`, then `done[1]`.
     (words[32], words[33], words[128]) = (offer, 2, done);
-    let lane = db_lane { next: 2, ..db_lane::default() };
+    let mut cancel = 0_u32;
+    let lane =
+        db_lane { next: 2, cancel: (&raw mut cancel).expose_provenance() as u64, ..db_lane::default() };
     let runs = db_turn { slot: 2, model_slot: 3, ..db_turn::default() };
     let mut lanes = db_lanes { runs, lanes: [lane, db_lane::default()] };
     let mut served = db_served { slot_count: 6, ..db_served::default() };
@@ -142,7 +144,7 @@ fn taken(kernel: Kernel, offer: u32, done: u32) -> [u32; 4] {
     unsafe { run(kernel, &Launch::new(1, 1), arguments) }.unwrap();
     assert_eq!(lanes.lanes[0].next, 4);
     let runs = lanes.runs;
-    [lanes.lanes[0].has_turn, runs.state, runs.slot, runs.model_slot]
+    [u32::from(cancel == 0), runs.state, runs.slot, runs.model_slot]
 }
 
 #[test]

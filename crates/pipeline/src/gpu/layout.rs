@@ -45,9 +45,9 @@ c_structs! {
     }
 
     pub struct db_lane {
-        pub next: u32,
-        pub has_turn: u32,
         pub cancel: u64,
+        pub next: u32,
+        pub pad: u32,
     }
 
     pub struct db_lanes {
@@ -245,7 +245,7 @@ mod tests {
         let here: Vec<usize> = offsets! {
             db_counts { turns answered refused sent strays }
             db_turn { state slot sequence client status request_id cookie sent_ns begun_ns attended_ns model_slot next first count counts }
-            db_lane { next has_turn cancel }
+            db_lane { cancel next }
             db_lanes { runs lanes }
             db_place {
                 queue answers answer_flags answers_rkey flags_rkey lkey first count sequence wanted done unreliable flushed

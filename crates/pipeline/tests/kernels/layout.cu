@@ -11,7 +11,7 @@ extern "C" __global__ void layout(db_u32 *words, db_u32 count) {
         ALL5(db_counts, turns, answered, refused, sent, strays), SIZE(db_counts),
         ALL5(db_turn, state, slot, sequence, client, status), ALL5(db_turn, request_id, cookie, sent_ns, begun_ns, attended_ns),
         AT(db_turn, model_slot), AT(db_turn, next), AT(db_turn, first), AT(db_turn, count), AT(db_turn, counts), SIZE(db_turn),
-        AT(db_lane, next), AT(db_lane, has_turn), AT(db_lane, cancel), SIZE(db_lane),
+        AT(db_lane, cancel), AT(db_lane, next), SIZE(db_lane),
         AT(db_lanes, runs), AT(db_lanes, lanes), SIZE(db_lanes),
         ALL5(db_place, queue, answers, answer_flags, answers_rkey, flags_rkey), ALL5(db_place, lkey, first, count, sequence, wanted),
         ALL5(db_place, done, unreliable, flushed, answered, refused), AT(db_place, end), SIZE(db_place),
