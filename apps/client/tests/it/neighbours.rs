@@ -248,9 +248,11 @@ fn a_thousand_connections_leave_no_descriptor_thread_memory_slot_or_queue_pair()
         // regions come and go. Memory present from the start becomes resident during some ten thousand
         // connections. Above that, the second half counts: a leak of 84 bytes by each of 100,000 is seen.
         let (earlier, most_kib) = if count > 1000 { (half, 4096) } else { (then, 2048) };
-        // One mapping left by each eighth connection, which asks, would be 112. On a busy machine the twin
-        // has 66 more by the half of them, and none behind.
-        assert!(now.kib < earlier.kib + most_kib && now.maps < then.maps + 96, "{now:?}, {earlier:?} before");
+        assert!(now.kib < earlier.kib + most_kib, "{now:?}, {earlier:?} before");
+        // What comes once, as 66 mappings of the twin on a busy machine, comes in one of both parts. One left
+        // by each eighth connection, the fewest that ask, would be 50 and 62.
+        let maps = [(then, half), (half, now)].map(|(begin, end)| end.maps.saturating_sub(begin.maps));
+        assert!(maps.iter().any(|more| *more < 28), "{maps:?} more mappings: {then:?}, {half:?}, {now:?}");
         // Other tests of this process open files too, but not one for each connection.
         assert!(
             holds("self").descriptors < ours.descriptors + count / 4,
