@@ -192,10 +192,13 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         on_carrier!(self, |core, link, qps| core.acknowledge_all(link, qps, None)) + self.poll(now)
     }
 
-    /// Whether a queue waits for time to pass (a time-out, an RNR wait, a rate): sleep microseconds only.
-    pub fn is_waiting(&self) -> bool {
-        let schedule = &self.core.schedule;
-        let waits = !schedule.hot.list.is_empty() || !schedule.replying.list.is_empty();
-        waits || self.link.has_delayed() || self.impairment.has_overtaken()
+    /// When the next round is due, if no peer rings and the program posts nothing; `None`: never. A time that
+    /// is not after the last round's: as soon as possible.
+    pub fn due(&self) -> Option<Now> {
+        let (schedule, now) = (&self.core.schedule, self.core.host.now);
+        if !schedule.replying.list.is_empty() || self.link.has_delayed() || self.impairment.has_overtaken() {
+            return Some(now);
+        }
+        schedule.hot.list.iter().filter_map(|place| self.qps.get(*place)?.due(now)).min()
     }
 }

@@ -221,6 +221,20 @@ impl Qp {
             || !self.sched.has_cooled(now)
     }
 
+    /// When a hot queue has to be looked at again, if nothing arrives: `now` while it moves or has something
+    /// to do. It may also wait for its peer alone, for an answer or for room, and the carrier says when there
+    /// is one. Then its timer says when, or `None`: never.
+    pub(super) fn due(&self, now: Now) -> Option<Now> {
+        let moves = !self.sched.has_cooled(now);
+        let waits = self.sq.held.is_some() || self.sq.doorbell.is_watched() || self.sq.drain_event;
+        match &self.sq.requester {
+            Some(requester) if !moves && !waits && (self.sq.progress.refused || requester.is_waiting()) => {
+                requester.poll_timeout()
+            }
+            _ => Some(now),
+        }
+    }
+
     /// This queue to an impairment.
     pub(super) fn sender(&self, is_requester: bool) -> Sender {
         let (qpn, port, last_sent) = (self.qpn, self.path.port, self.sq.progress.last_sent);

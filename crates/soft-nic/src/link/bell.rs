@@ -104,8 +104,8 @@ impl Link {
         let asked = self.fabric.has_published() || self.fabric.has_call();
         let arrived = roused || asked || self.incoming.iter().any(|i| i.consumer.pending());
         // No bell is rung for what was consumed between the look and the bell. A peer reads that request
-        // without a fence and may miss it once; a NIC with something to send sleeps for 50 µs at most, and
-        // asks again.
+        // without a fence and may miss it once: the sleep is a sixteenth of the time without work, and then
+        // we look.
         let progressed = self.waiting.iter().any(|slot| {
             *slot == own_slot
                 || self.outgoing[usize::from(*slot)]

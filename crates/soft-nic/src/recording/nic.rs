@@ -154,7 +154,7 @@ impl<M: Memory> Nic<M> {
         pub fn counters() -> Counters;
         pub fn open_qps(place: usize) -> usize;
         pub fn changes() -> &[String];
-        pub fn is_waiting() -> bool;
+        pub fn due() -> Option<Now>;
     }
 }
 

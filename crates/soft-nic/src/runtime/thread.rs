@@ -19,7 +19,7 @@ use crate::os::{OneShotEpoll, log, system};
 
 /// So many rounds without work make one look: clock, lock and the idle policy cost as much as such a round.
 const LOOKS: usize = 4;
-/// Longest rest while some queue waits for time to pass: the granularity of time-outs and shaping.
+/// Shortest rest before a time that a queue waits for: the granularity of time-outs and shaping.
 const WAITING: Duration = Duration::from_micros(50);
 /// Rest of the thread while the program itself runs the NIC.
 const PUMPED: Duration = Duration::from_micros(500);
@@ -198,7 +198,8 @@ impl Shared {
             }
             return true;
         };
-        let max = if nic.is_waiting() { max.min(WAITING) } else { max };
+        let rest = nic.due().map(|due| Duration::from_nanos(due.0.saturating_sub(now)).max(WAITING));
+        let max = rest.map_or(max, |rest| max.min(rest));
         // Commands and the pump have the NIC while the thread sleeps.
         if let Some(sleep) = nic.link().prepare_sleep() {
             drop(nic);
