@@ -66,29 +66,6 @@ codes! {
     }
 }
 
-impl WcStatus {
-    /// Status that libmlx5 gives for a syndrome (`mlx5_handle_error_cqe`, `cq.c` of rdma-core 44).
-    pub fn from_syndrome(syndrome: u8) -> Self {
-        use mlx5_layout::CqeSyndrome as S;
-        match S::from_u8(syndrome) {
-            Some(S::LocalLength) => Self::LocalLength,
-            Some(S::LocalQpOperation) => Self::LocalQpOperation,
-            Some(S::LocalProtection) => Self::LocalProtection,
-            Some(S::WrFlush) => Self::WrFlush,
-            Some(S::MwBind) => Self::MwBind,
-            Some(S::BadResponse) => Self::BadResponse,
-            Some(S::LocalAccess) => Self::LocalAccess,
-            Some(S::RemoteInvalidRequest) => Self::RemoteInvalidRequest,
-            Some(S::RemoteAccess) => Self::RemoteAccess,
-            Some(S::RemoteOperation) => Self::RemoteOperation,
-            Some(S::TransportRetryExceeded) => Self::RetryExceeded,
-            Some(S::RnrRetryExceeded) => Self::RnrRetryExceeded,
-            Some(S::RemoteAborted) => Self::RemoteAborted,
-            None => Self::General,
-        }
-    }
-}
-
 codes! {
     /// What ended (`enum ibv_wc_opcode`); not valid when the status is an error.
     WcOpcode(sys::ibv_wc_opcode) {
@@ -299,29 +276,6 @@ impl std::ops::BitOr for Access {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn statuses_of_syndromes_are_those_of_the_table() {
-        // facts from `mlx5_handle_error_cqe`: syndrome, ibv_wc_status number.
-        for (syndrome, status) in [
-            (0x01, 1),
-            (0x02, 2),
-            (0x04, 4),
-            (0x05, 5),
-            (0x06, 6),
-            (0x10, 7),
-            (0x11, 8),
-            (0x12, 9),
-            (0x13, 10),
-            (0x14, 11),
-            (0x15, 12),
-            (0x16, 13),
-            (0x22, 16),
-            (0x7f, 21),
-        ] {
-            assert_eq!(WcStatus::from_syndrome(syndrome).to_raw(), status, "{syndrome:#x}");
-        }
-    }
 
     #[test]
     fn numbers_come_back() {

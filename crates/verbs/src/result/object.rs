@@ -405,13 +405,3 @@ pub unsafe fn destroy_ah(ah: NonNull<sys::ibv_ah>) -> Result<()> {
     // SAFETY: the caller's promise.
     check("ibv_destroy_ah", unsafe { function(ah.as_ptr()) })
 }
-
-/// `ibv_fork_init`.
-///
-/// # Safety
-/// No memory was registered yet.
-pub unsafe fn fork_init() -> Result<()> {
-    let function = function!(ibv_fork_init);
-    // SAFETY: the caller's promise.
-    check("ibv_fork_init", unsafe { function() })
-}

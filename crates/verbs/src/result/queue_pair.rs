@@ -2,10 +2,9 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use super::{Error, Result, check, function, not_null};
+use super::{Result, check, function, not_null};
 use crate::sys;
 
 /// `ibv_create_qp`.
@@ -167,25 +166,6 @@ pub unsafe fn init_cq(cq: NonNull<sys::ibv_cq>) -> Result<sys::mlx5dv_cq> {
     // SAFETY: the caller's promise; `out` is writable.
     unsafe { init_obj(&mut object, sys::MLX5DV_OBJ_CQ) }?;
     Ok(out)
-}
-
-/// `mlx5dv_init_obj` of an address handle: the 48 bytes that a UD send carries.
-///
-/// # Safety
-/// `ah` is live and of an mlx5 device.
-pub unsafe fn init_ah(ah: NonNull<sys::ibv_ah>) -> Result<sys::mlx5_wqe_av> {
-    let mut out = MaybeUninit::<sys::mlx5dv_ah>::zeroed();
-    let mut object = sys::mlx5dv_obj::default();
-    object.ah.in_ = ah.as_ptr();
-    object.ah.out = out.as_mut_ptr();
-    // SAFETY: the caller's promise; `out` is writable.
-    unsafe { init_obj(&mut object, sys::MLX5DV_OBJ_AH) }?;
-    // SAFETY: zeroes are valid (a pointer and a number), and the call has filled it in.
-    let vector = unsafe { out.assume_init() }.av;
-    let vector =
-        NonNull::new(vector).ok_or_else(|| Error::Refused("libmlx5 gave no address vector".into()))?;
-    // SAFETY: libmlx5's handle holds the vector by value as long as the handle lives.
-    Ok(unsafe { vector.read() })
 }
 
 /// # Safety

@@ -3,12 +3,10 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use mlx5_layout::send_wqe::AddressVector;
-
 use super::device::Pd;
 use super::gid::Gid;
 use crate::result::raw;
-use crate::result::{Error, Result, object, queue_pair};
+use crate::result::{Result, object};
 
 /// Where packets go: what a connected queue pair is given on its way to RTR, and a datagram with each send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,7 +50,8 @@ impl AddressAttributes {
 #[derive(Debug)]
 struct AhHandle {
     ah: NonNull<raw::ibv_ah>,
-    pd: Pd,
+    /// Lives at least as long.
+    _pd: Pd,
 }
 
 // SAFETY: libibverbs' objects may be used from any thread.
@@ -77,20 +76,10 @@ impl AddressHandle {
         // SAFETY: the domain is live.
         let ah =
             unsafe { object::create_ah(pd.raw(), &mut raw) }.map_err(|e| e.of(&format!("{attributes:?}")))?;
-        Ok(Self(Arc::new(AhHandle { ah, pd: pd.clone() })))
+        Ok(Self(Arc::new(AhHandle { ah, _pd: pd.clone() })))
     }
 
     pub(super) fn raw(&self) -> NonNull<raw::ibv_ah> {
         self.0.ah
-    }
-
-    /// The 48 bytes of it that a send WQE carries, Q_Key and QPN left 0. Error: not an mlx5 device.
-    pub fn vector(&self) -> Result<AddressVector> {
-        if !self.0.pd.context().is_mlx5() {
-            return Err(Error::Refused(format!("{} is not an mlx5 device", self.0.pd.context().name())));
-        }
-        // SAFETY: the handle is live and of an mlx5 device.
-        let bytes = unsafe { queue_pair::init_ah(self.raw()) }?;
-        AddressVector::parse(&bytes).map_err(|e| Error::Refused(e.to_string()))
     }
 }

@@ -267,11 +267,6 @@ impl WorkCompletion {
         // SAFETY: both members of the union are 32-bit numbers.
         Some(unsafe { self.0.__bindgen_anon_1.invalidated_rkey })
     }
-
-    /// Whether 40 bytes of GRH precede the payload.
-    pub fn has_grh(&self) -> bool {
-        self.0.wc_flags & raw::IBV_WC_GRH != 0
-    }
 }
 
 impl std::fmt::Debug for WorkCompletion {

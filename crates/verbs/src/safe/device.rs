@@ -42,12 +42,6 @@ fn missing(name: Option<&str>, there: &[String]) -> String {
     }
 }
 
-/// Makes libibverbs fork-safe (`ibv_fork_init(3)`). Call it before the first region is registered.
-pub fn fork_init() -> Result<()> {
-    // SAFETY: libibverbs checks itself whether memory was registered before, and refuses then.
-    unsafe { object::fork_init() }
-}
-
 /// Devices found by [`devices`].
 #[derive(Debug)]
 pub struct DeviceList {

@@ -25,7 +25,7 @@ pub use clock::Clock;
 pub(crate) use completion::wait_readable;
 pub use completion::{CompChannel, Cq, WorkCompletion};
 pub use device::{
-    Context, Device, DeviceAttributes, DeviceList, GidEntry, Pd, PortAttributes, devices, fork_init, open,
+    Context, Device, DeviceAttributes, DeviceList, GidEntry, Pd, PortAttributes, devices, open,
 };
 pub use direct::{DirectCq, DirectQp};
 pub use event::{AsyncEvent, Element};

@@ -42,7 +42,6 @@ impl std::ops::BitOr for SendOperations {
 pub struct QpBuilder {
     kind: QpType,
     capacity: QpCapacity,
-    signal_all: bool,
     own_register: bool,
     operations: Option<SendOperations>,
     scatter_to_cqe: bool,
@@ -58,14 +57,7 @@ impl QpBuilder {
             receive_sges: 1,
             inline_bytes: 0,
         };
-        Self {
-            kind,
-            capacity,
-            signal_all: false,
-            own_register: false,
-            operations: None,
-            scatter_to_cqe: false,
-        }
+        Self { kind, capacity, own_register: false, operations: None, scatter_to_cqe: false }
     }
 
     pub fn capacity(mut self, capacity: QpCapacity) -> Self {
@@ -92,12 +84,6 @@ impl QpBuilder {
 
     pub fn inline_bytes(mut self, bytes: u32) -> Self {
         self.capacity.inline_bytes = bytes;
-        self
-    }
-
-    /// Gives every send a completion (`sq_sig_all`).
-    pub fn signal_all(mut self, yes: bool) -> Self {
-        self.signal_all = yes;
         self
     }
 
@@ -148,7 +134,6 @@ impl QpBuilder {
             recv_cq: receive_cq.cq.as_ptr(),
             cap: self.capacity.to_raw(),
             qp_type: self.kind.to_raw(),
-            sq_sig_all: self.signal_all.into(),
             comp_mask: raw::IBV_QP_INIT_ATTR_PD,
             pd: raw_pd.as_ptr(),
             ..Default::default()
@@ -176,7 +161,6 @@ impl QpBuilder {
                 recv_cq: attributes.recv_cq,
                 cap: attributes.cap,
                 qp_type: attributes.qp_type,
-                sq_sig_all: attributes.sq_sig_all,
                 ..Default::default()
             };
             // SAFETY: domain and CQs are live and of this context.
