@@ -214,23 +214,22 @@ impl Qp {
 
     /// Whether the queue has to be looked at in every poll.
     pub(super) fn stays_hot(&self, now: Now) -> bool {
-        !self.sq.is_idle()
-            || self.sq.held.is_some()
-            || self.sq.doorbell.is_watched()
-            || self.sq.drain_event
-            || !self.sched.has_cooled(now)
+        !self.sq.is_idle() || self.has_to_do(now)
     }
 
-    /// When a hot queue has to be looked at again, if nothing arrives: `now` while it moves or has something
-    /// to do. It may also wait for its peer alone, for an answer or for room, and the carrier says when there
-    /// is one. Then its timer says when, or `None`: never.
+    /// Whether it moved lately, or owes something that no peer has to answer.
+    fn has_to_do(&self, now: Now) -> bool {
+        let owes = self.sq.held.is_some() || self.sq.doorbell.is_watched() || self.sq.drain_event;
+        owes || !self.sched.has_cooled(now)
+    }
+
+    /// When a hot queue has to be looked at again, if nothing arrives. A queue that waits for its peer alone,
+    /// for an answer or for room, is due with its timer, or never (`None`): the carrier rings for both. Any
+    /// other is due `now`.
     pub(super) fn due(&self, now: Now) -> Option<Now> {
-        let moves = !self.sched.has_cooled(now);
-        let waits = self.sq.held.is_some() || self.sq.doorbell.is_watched() || self.sq.drain_event;
+        let waits = |requester: &Requester<_>| self.sq.progress.refused || requester.is_waiting();
         match &self.sq.requester {
-            Some(requester) if !moves && !waits && (self.sq.progress.refused || requester.is_waiting()) => {
-                requester.poll_timeout()
-            }
+            Some(requester) if !self.has_to_do(now) && waits(requester) => requester.poll_timeout(),
             _ => Some(now),
         }
     }

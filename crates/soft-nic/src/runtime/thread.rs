@@ -198,8 +198,8 @@ impl Shared {
             }
             return true;
         };
-        let rest = nic.due().map(|due| Duration::from_nanos(due.0.saturating_sub(now)).max(WAITING));
-        let max = rest.map_or(max, |rest| max.min(rest));
+        let until_due = |due: Now| Duration::from_nanos(due.0.saturating_sub(now)).max(WAITING);
+        let max = nic.due().map_or(max, |due| max.min(until_due(due)));
         // Commands and the pump have the NIC while the thread sleeps.
         if let Some(sleep) = nic.link().prepare_sleep() {
             drop(nic);
