@@ -65,7 +65,6 @@ const IBVERBS: Unit = Unit {
         "ibv_query_qp",
         "ibv_create_ah",
         "ibv_destroy_ah",
-        "ibv_fork_init",
     ],
     types: &[
         "ibv_gid_entry",

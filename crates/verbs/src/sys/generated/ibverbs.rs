@@ -2767,10 +2767,6 @@ pub struct Ibverbs {
         unsafe extern "C" fn(ah: *mut ibv_ah) -> ::std::os::raw::c_int,
         ::libloading::Error,
     >,
-    pub ibv_fork_init: Result<
-        unsafe extern "C" fn() -> ::std::os::raw::c_int,
-        ::libloading::Error,
-    >,
 }
 impl Ibverbs {
     pub unsafe fn new<P>(path: P) -> Result<Self, ::libloading::Error>
@@ -2843,7 +2839,6 @@ impl Ibverbs {
         let ibv_create_ah = unsafe { __library.get(b"ibv_create_ah\0") }.map(|sym| *sym);
         let ibv_destroy_ah = unsafe { __library.get(b"ibv_destroy_ah\0") }
             .map(|sym| *sym);
-        let ibv_fork_init = unsafe { __library.get(b"ibv_fork_init\0") }.map(|sym| *sym);
         Ok(Ibverbs {
             __library,
             ibv_get_device_list,
@@ -2877,7 +2872,6 @@ impl Ibverbs {
             ibv_destroy_qp,
             ibv_create_ah,
             ibv_destroy_ah,
-            ibv_fork_init,
         })
     }
     pub unsafe fn ibv_get_device_list(
@@ -3218,11 +3212,6 @@ impl Ibverbs {
     pub unsafe fn ibv_destroy_ah(&self, ah: *mut ibv_ah) -> ::std::os::raw::c_int {
         unsafe {
             (self.ibv_destroy_ah.as_ref().expect("Expected function, got error."))(ah)
-        }
-    }
-    pub unsafe fn ibv_fork_init(&self) -> ::std::os::raw::c_int {
-        unsafe {
-            (self.ibv_fork_init.as_ref().expect("Expected function, got error."))()
         }
     }
 }
