@@ -101,18 +101,24 @@ impl Link {
             }
         }
         let roused = self.fabric.prepare_sleep();
+        // Who attached or refused before that rang no bell.
+        let attached = self.open.iter().any(|slot| {
+            let Some(outgoing) = &mut self.outgoing[usize::from(*slot)] else { return false };
+            let settled =
+                outgoing.producer.state() != ChannelState::Published || self.fabric.was_refused(*slot);
+            settled && std::mem::take(&mut outgoing.awaits_attach)
+        });
         let asked = self.fabric.has_published() || self.fabric.has_call();
         let arrived = roused || asked || self.incoming.iter().any(|i| i.consumer.pending());
         // No bell is rung for what was consumed between the look and the bell. A peer reads that request
-        // without a fence and may miss it once: the sleep is a sixteenth of the time without work, and then
-        // we look.
+        // without a fence and may miss it once: the idle policy's sleep ends, and then we look.
         let progressed = self.waiting.iter().any(|slot| {
             *slot == own_slot
                 || self.outgoing[usize::from(*slot)]
                     .as_mut()
                     .is_none_or(|outgoing| !outgoing.producer.pending())
         });
-        if arrived || progressed {
+        if arrived || attached || progressed {
             self.end_sleep();
             return None;
         }
@@ -147,7 +153,7 @@ pub struct Sleep {
     packets_wait: bool,
 }
 
-/// For shorter sleeps the epoll is not armed: that costs more than it saves.
+/// For shorter sleeps the epoll is not armed: that costs more than it saves. A packet may wait so long.
 const MIN_ARMED_SLEEP: Duration = Duration::from_micros(150);
 
 /// Longest sleep while packets wait for their time or for room in the kernel, which no bell reports.

@@ -125,6 +125,8 @@ struct Outgoing {
     serial: u32,
     /// Whether it is in the link's list of channels to publish.
     dirty: bool,
+    /// What it could not send before the receiver attached may wait.
+    awaits_attach: bool,
     /// Where each lane ended when it first had too little room for a long piece that waits.
     waits_since: [Option<u64>; 2],
 }

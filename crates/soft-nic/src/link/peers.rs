@@ -94,8 +94,9 @@ impl Link {
             self.fabric.publish_channel(slot, to_generation, producer.fd.as_raw_fd());
         }
         self.serial = self.serial.wrapping_add(1);
+        let (serial, awaits_attach) = (self.serial, slot != from);
         self.outgoing[index] =
-            Some(Outgoing { producer, serial: self.serial, dirty: false, waits_since: [None; 2] });
+            Some(Outgoing { producer, serial, dirty: false, awaits_attach, waits_since: [None; 2] });
         self.open.push(slot);
         Ok(())
     }

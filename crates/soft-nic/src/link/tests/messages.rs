@@ -494,6 +494,9 @@ fn a_sleeper_is_woken_by_a_message_by_room_and_by_its_own_process() {
     let long = Duration::from_secs(20);
     let begun = std::time::Instant::now();
     let write = request(&a, mlx5_device::first_qpn(b.slot()), Opcode::Write, 0, 0, 0);
+    // Neither sleeps before it has seen that its channel was attached.
+    a.sleep(Duration::ZERO);
+    b.sleep(Duration::ZERO);
     // Each is rung for once: it has said that it sleeps before the other looks.
     let sleep = b.prepare_sleep().expect("nothing has arrived");
     std::thread::scope(|scope| {
@@ -534,4 +537,23 @@ fn a_sleeper_is_woken_by_a_message_by_room_and_by_its_own_process() {
     b.sleep(long);
     assert!(begun.elapsed() < long, "four sleeps took {:?}", begun.elapsed());
     assert_eq!(a.counters().bells + b.counters().bells, 2);
+}
+
+#[test]
+fn a_channel_that_was_attached_or_refused_before_the_sleep_ends_it_once() {
+    for refuses in [false, true] {
+        let fabric = fabric_name();
+        let mut a = Link::join(config(&fabric)).unwrap();
+        let mut b = Link::join(config(&fabric)).unwrap();
+        assert_eq!(a.room(b.slot()), Room::Full, "nobody has attached");
+        // No bell is rung for it: `a` is awake.
+        if refuses {
+            b.fabric.refuse_channel(a.slot());
+        } else {
+            b.poll(1, |_| Disposition::Consumed);
+        }
+        assert!(a.prepare_sleep().is_none(), "refused: {refuses}");
+        assert!(a.prepare_sleep().is_some(), "refused: {refuses}");
+        a.end_sleep();
+    }
 }
