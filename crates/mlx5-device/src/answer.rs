@@ -87,12 +87,16 @@ impl<M: Memory> Core<M> {
             return (0, true);
         }
         let mut sent = 0;
+        qp.responses.refused = false;
         link.sends(|| Sender { is_shaped: !unpaced, ..qp.sender(false) });
         while sent < PACKETS_AT_ONCE {
             let has_room = match route {
                 _ if self.host.now < qp.responses.not_before => false,
                 Some(route) => link.has_wire_room(route.from),
-                None => link.has_reply_room(slot_of(qp.attributes.dest_qpn)),
+                None => {
+                    qp.responses.refused = !link.has_reply_room(slot_of(qp.attributes.dest_qpn));
+                    !qp.responses.refused
+                }
             };
             let Some(responder) = qp.responses.responder.as_mut().filter(|_| has_room) else {
                 return (sent, !has_room);
@@ -111,7 +115,8 @@ impl<M: Memory> Core<M> {
                 true => self.send_reply(link, qp, &packet, region),
                 false => Err(Unsent::Fault(Fault { addr: 0 })),
             };
-            if taken == Err(Unsent::Full) {
+            if let Err(unsent @ (Unsent::Full | Unsent::Paced)) = taken {
+                qp.responses.refused = unsent == Unsent::Full;
                 return (sent, true);
             }
             sent += 1;

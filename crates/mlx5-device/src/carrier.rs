@@ -291,6 +291,8 @@ pub enum Unsent {
     /// The send is to end with this syndrome: a fault on demand.
     #[error("{0:?}, on demand")]
     Failed(#[serde(with = "syndrome")] CqeSyndrome),
+    #[error("a rate holds it back")]
+    Paced,
 }
 
 /// A syndrome for serde: its number.

@@ -57,7 +57,7 @@ impl<M: Memory> Core<M> {
     /// Flushes posted sends: those already read come from the transport, the rest from the ring.
     pub(super) fn flush_sends(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
-        qp.sq.progress.refused = false;
+        qp.sq.progress.stalled = None;
         while let Some(request) = qp.sq.nops.pop_front().map(|(_, nop)| nop).or_else(|| qp.sq.held.take()) {
             self.fail_send_wqe(qp, request.wqe, Status::Flushed, None);
             self.wqe_fetch.pool.give(request);

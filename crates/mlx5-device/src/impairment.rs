@@ -352,7 +352,7 @@ impl<C: Carrier> Carrier for Impaired<'_, C> {
         let starts = if is_request { impairment.sender.begins } else { packet.content.position().starts() };
         // An acknowledgement is small beside what it acknowledges: it waits for no rate.
         if starts && !is_request && whole > 0 && !impairment.has_room() {
-            return Err(Unsent::Full);
+            return Err(Unsent::Paced);
         }
         let covers = |psn| Psn::new(psn).distance_from(packet.psn) < packet.psn_count(mtu);
         let fits = |kind| match kind {

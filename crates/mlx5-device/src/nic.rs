@@ -192,11 +192,13 @@ impl<M: Memory, C: Carrier> Nic<M, C> {
         on_carrier!(self, |core, link, qps| core.acknowledge_all(link, qps, None)) + self.poll(now)
     }
 
-    /// When the next round is due, if no peer rings and the program posts nothing; `None`: never. A time that
-    /// is not after the last round's: as soon as possible.
+    /// When the next round is due, if no peer rings and the program posts nothing; `None`: no queue asks for
+    /// one. A time that is not after the last round's: as soon as possible.
     pub fn due(&self) -> Option<Now> {
         let (schedule, now) = (&self.core.schedule, self.core.host.now);
-        if !schedule.replying.list.is_empty() || self.link.has_delayed() || self.impairment.has_overtaken() {
+        let has_room = |place: &u32| self.qps.get(*place).is_none_or(|qp| !qp.responses.refused);
+        let replies = schedule.replying.list.iter().any(has_room);
+        if replies || self.link.has_delayed() || self.impairment.has_overtaken() {
             return Some(now);
         }
         schedule.hot.list.iter().filter_map(|place| self.qps.get(*place)?.due(now)).min()

@@ -11,6 +11,7 @@ use super::core::Core;
 use super::qp::Qp;
 use super::qps::Qps;
 use super::route::Route;
+use super::sq::Stall;
 use crate::carrier::{Carrier, Disposition, Inbound};
 use crate::memory::Memory;
 
@@ -108,7 +109,8 @@ impl<M: Memory> Core<M> {
     fn run_qp(&mut self, link: &mut impl Carrier, qps: &mut Qps, place: u32) -> Option<StepResult> {
         let qp = qps.get_mut(place)?;
         let done = self.step(link, qp);
-        let waits = qp.sq.progress.refused || !qp.sq.is_idle() && !link.has_request_room();
+        let waits =
+            qp.sq.progress.stalled == Some(Stall::Room) || !qp.sq.is_idle() && !link.has_request_room();
         let result = StepResult { done, waits, stays_hot: qp.stays_hot(self.host.now) };
         qps.revoke_closed(&mut self.mkeys);
         Some(result)

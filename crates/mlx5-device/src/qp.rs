@@ -82,6 +82,8 @@ pub(super) struct Responses {
     pub ack_due: Now,
     /// Its program soon answers what arrives: an acknowledgement may wait and leave with an answer.
     pub converses: bool,
+    /// The carrier had no room for the next reply.
+    pub refused: bool,
 }
 
 impl Responses {
@@ -214,22 +216,22 @@ impl Qp {
 
     /// Whether the queue has to be looked at in every poll.
     pub(super) fn stays_hot(&self, now: Now) -> bool {
-        !self.sq.is_idle() || self.has_to_do(now)
+        !self.sq.is_idle() || self.sq.held.is_some() || self.has_to_do(now)
     }
 
-    /// Whether it moved lately, or owes something that no peer has to answer.
+    /// Whether it moved lately, or its program's doorbell record is watched.
     fn has_to_do(&self, now: Now) -> bool {
-        let owes = self.sq.held.is_some() || self.sq.doorbell.is_watched() || self.sq.drain_event;
-        owes || !self.sched.has_cooled(now)
+        self.sq.doorbell.is_watched() || !self.sched.has_cooled(now)
     }
 
     /// When a hot queue has to be looked at again, if nothing arrives. A queue that waits for its peer alone,
-    /// for an answer or for room, is due with its timer, or never (`None`): the carrier rings for both. Any
-    /// other is due `now`.
+    /// for a reply or for room, is due with its timer, or never (`None`): the carrier rings for both. Any
+    /// other is due `now`. A WQE that is held waits for replies too.
     pub(super) fn due(&self, now: Now) -> Option<Now> {
-        let waits = |requester: &Requester<_>| self.sq.progress.refused || requester.is_waiting();
         match &self.sq.requester {
-            Some(requester) if !self.has_to_do(now) && waits(requester) => requester.poll_timeout(),
+            Some(requester) if !self.has_to_do(now) && self.sq.progress.stalled.is_some() => {
+                requester.poll_timeout()
+            }
             _ => Some(now),
         }
     }

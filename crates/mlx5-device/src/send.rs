@@ -15,7 +15,7 @@ use super::qpn::slot_of;
 use super::reason::{About, STALLED};
 use super::route::Way;
 use super::schedule::PACKETS_AT_ONCE;
-use super::sq::{Kind, SendRequest};
+use super::sq::{Kind, SendRequest, Stall};
 use crate::carrier::{Carrier, Icrc, Sender, Unsent};
 use crate::memory::{Fault, Memory};
 
@@ -81,7 +81,8 @@ impl<M: Memory> Core<M> {
         // must not keep a queue waiting for ever.
         let answers_wait = qp.sq.progress.answer_holds < MAX_ANSWER_HOLDS
             && qp.path.way.peer().is_some_and(|peer| link.replies_wait(peer));
-        if on_its_way || qp.sq.progress.refused || requester.waits_for_room() || answers_wait {
+        let has_no_room = qp.sq.progress.stalled == Some(Stall::Room) || requester.waits_for_room();
+        if on_its_way || has_no_room || answers_wait {
             qp.sq.progress.answer_holds += u8::from(answers_wait);
             requester.hold_timer(self.host.now);
         }
@@ -104,9 +105,12 @@ impl<M: Memory> Core<M> {
         let most = if route.is_some() { mtu } else { u32::MAX };
         let mut work = 0;
         while self.schedule.hot.bytes_left > 0 && (route.is_none() || work < PACKETS_AT_ONCE) {
-            qp.sq.progress.refused = false;
+            qp.sq.progress.stalled = None;
             let Some(requester) = qp.sq.requester.as_mut() else { break };
-            let Some(transmit) = requester.next_packet(most) else { break };
+            let Some(transmit) = requester.next_packet(most) else {
+                qp.sq.progress.stalled = Some(Stall::Reply);
+                break;
+            };
             link.sends(|| Sender { begins: transmit.begins, ..qp.sender(true) });
             let has_room = match route {
                 Some(route) => link.has_wire_room(route.from),
@@ -121,7 +125,7 @@ impl<M: Memory> Core<M> {
                 Ok(carried) => carried,
                 Err(Unsent::Full) => {
                     // A full ring is no work: the NIC may sleep until its peer has taken something.
-                    qp.sq.progress.refused = true;
+                    qp.sq.progress.stalled = Some(Stall::Room);
                     let request = qp.sq.requester.as_mut().and_then(|r| r.work_request_mut(transmit.ticket));
                     let datagram = qp.service == ServiceType::Ud;
                     let shared = request
@@ -133,6 +137,7 @@ impl<M: Memory> Core<M> {
                     }
                     break;
                 }
+                Err(Unsent::Paced) => break,
                 Err(Unsent::Failed(syndrome)) => {
                     qp.sq.fail(transmit.ticket, Status::LocalQpOperation, |request| {
                         request.kind = Kind::Injected(syndrome);
@@ -152,7 +157,7 @@ impl<M: Memory> Core<M> {
                 requester.sent_packet(self.host.now, &transmit, carried);
             }
             if carried < length {
-                qp.sq.progress.refused = true;
+                qp.sq.progress.stalled = Some(Stall::Room);
                 break;
             }
         }

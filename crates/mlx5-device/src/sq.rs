@@ -41,11 +41,20 @@ pub(super) struct SendQueue {
     pub asked: Option<Now>,
 }
 
+/// What a queue waits for that its peer alone gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stall {
+    /// Nothing may be sent before a reply, or a time-out.
+    Reply,
+    /// The carrier has no room for what is to be sent.
+    Room,
+}
+
 /// Progress of the carrier with a queue's messages.
 #[derive(Debug, Default)]
 pub(super) struct TransmitProgress {
-    /// The carrier had no room for all that was to be sent last.
-    pub refused: bool,
+    /// Why nothing more was sent last.
+    pub stalled: Option<Stall>,
     /// Where the last request to the peer lies: while it is not taken, its acknowledgement is not late.
     pub last_sent: Option<Position>,
     /// Time-outs since the last reply that waited for replies to be read.

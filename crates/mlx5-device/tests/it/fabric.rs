@@ -28,6 +28,8 @@ pub struct Fabric {
     lanes: Vec<Lanes>,
     /// No record of a request has room.
     pub full: bool,
+    /// No reply has room.
+    pub replies_full: bool,
     /// Of every packet that leaves a device its time, sender and bytes.
     pub hashes: Vec<u64>,
 }
@@ -68,7 +70,7 @@ pub fn hash_of(what: impl Hash) -> u64 {
 pub struct End {
     slot: u8,
     has_wire: bool,
-    fabric: Rc<RefCell<Fabric>>,
+    pub fabric: Rc<RefCell<Fabric>>,
     /// Memory of the device's program.
     memory: Arena,
     /// Records taken.
@@ -195,7 +197,7 @@ impl Carrier for End {
     }
 
     fn has_reply_room(&mut self, _slot: u8) -> bool {
-        true
+        !self.fabric.borrow().replies_full
     }
 
     fn consumed(&mut self, slot: u8, position: Position) -> bool {
@@ -249,7 +251,8 @@ impl Carrier for End {
     }
 
     fn has_delayed(&self) -> bool {
-        self.fabric.borrow().lanes.iter().any(|lanes| !lanes.packets.is_empty())
+        let fabric = self.fabric.borrow();
+        fabric.lanes.iter().flat_map(|lanes| &lanes.packets).any(|packet| packet.due > fabric.now)
     }
 
     fn ring_bells(&mut self) {}

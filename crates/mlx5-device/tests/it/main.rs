@@ -5,6 +5,7 @@
 mod changed;
 mod commands;
 mod doorbells;
+mod due;
 mod errors;
 mod fabric;
 mod faults;

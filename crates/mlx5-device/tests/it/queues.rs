@@ -3,13 +3,13 @@
 use mlx5_device::command::{ModifyQp, event_type};
 use mlx5_device::commands::*;
 use mlx5_device::errno;
-use mlx5_device::testing::{By, CqId, CqShape, MS, QpId, QpShape, TIMEOUT_NS, WorkRequest};
+use mlx5_device::testing::{CqId, CqShape, QpId, QpShape, WorkRequest};
 use mlx5_layout::doorbell::ArmFor;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
+use roce::ServiceType;
 use roce::qp_state::AttrMask;
-use roce::{Now, ServiceType};
 
-use crate::machine::{ALL, Driver, Setup, joined};
+use crate::machine::{ALL, Driver, Setup};
 use crate::reasons::reason_of;
 
 fn nop() -> WorkRequest {
@@ -19,42 +19,6 @@ fn nop() -> WorkRequest {
 fn state(driver: &mut Driver, qp: QpId, state: u8) {
     let request = ModifyQp { state, mask: AttrMask::STATE.0, ..ModifyQp::default() };
     driver.modify(qp, &request).expect("the QP moves");
-}
-
-#[test]
-fn a_queue_that_waits_for_its_peer_alone_is_due_with_its_timer() {
-    let mut two = joined("due", ServiceType::Rc, By::Memory);
-    two.left.post(two.a, &two.send(ServiceType::Rc, 8)).poll();
-    let begun = two.left.now;
-    assert_eq!(two.left.nic.due(), Some(Now(begun)), "it has just moved");
-    // The peer does not look.
-    two.left.now += 2 * MS;
-    assert_eq!(two.left.poll(), 0);
-    assert_eq!(two.left.nic.due(), Some(Now(begun + TIMEOUT_NS)));
-    // A fence holds the second WQE until the READ before it is answered.
-    let read = WorkRequest::read(&two.from, 0, 8, &two.to, 0);
-    let fenced = WorkRequest { fence: true, ..read.clone() };
-    two.left.post(two.a, &read).post(two.a, &fenced).poll();
-    two.left.now += 2 * MS;
-    two.left.poll();
-    assert_eq!(two.left.nic.due(), Some(Now(two.left.now)), "a WQE is held");
-    let mut two = joined("never", ServiceType::Rc, By::Memory);
-    let attributes = ModifyQp { timeout: 0, ..two.left.attributes(two.right.qp(two.b).qpn) };
-    two.left.reset(two.a);
-    two.left.bring_up(two.a, &attributes);
-    two.left.post(two.a, &two.send(ServiceType::Rc, 8)).poll();
-    two.left.now += 2 * MS;
-    two.left.poll();
-    assert_eq!(two.left.nic.due(), None, "for ever, by its attributes");
-    let setup = Setup::new("full");
-    setup.fabric.borrow_mut().full = true;
-    let mut driver = Driver::new(setup);
-    let (qp, _) = driver.pair(QpShape::default());
-    let from = driver.region(64, ALL);
-    driver.post(qp, &WorkRequest::send(&from, 0, 8)).poll();
-    driver.now += 2 * MS;
-    driver.poll();
-    assert_eq!(driver.nic.due(), None, "a full ring rings when there is room");
 }
 
 #[test]

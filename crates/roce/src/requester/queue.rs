@@ -9,11 +9,6 @@ use crate::retry::Timer;
 use crate::{PostedMessage, RequesterConfig, ServiceType, Status, Ticket};
 
 impl<W> Requester<W> {
-    /// Whether `next_packet` has nothing to give until a reply or a time-out comes.
-    pub fn is_waiting(&self) -> bool {
-        self.next_to_send().is_none()
-    }
-
     pub(super) fn end(&self) -> u64 {
         self.front + self.messages.len() as u64
     }

@@ -135,7 +135,7 @@ impl<W> Requester<W> {
 
     /// Through shared memory: a message has left in part, and its rest waits for room alone.
     pub fn waits_for_room(&self) -> bool {
-        self.progress.window.is_none() && self.progress.is_cut && !self.is_waiting()
+        self.progress.window.is_none() && self.progress.is_cut && self.next_to_send().is_some()
     }
 
     /// PSNs of responses to what was sent and is not answered: no packets of ours.

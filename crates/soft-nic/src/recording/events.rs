@@ -95,7 +95,7 @@ impl Event {
         let lost = match unsent {
             None => false,
             Some(Unsent::Unreachable) => true,
-            Some(Unsent::Full | Unsent::Fault(_) | Unsent::Failed(_)) => return None,
+            Some(Unsent::Full | Unsent::Paced | Unsent::Fault(_) | Unsent::Failed(_)) => return None,
         };
         Some((packet.deth.src_qpn, Event::Sent(Transfer { lost, ..transfer })))
     }

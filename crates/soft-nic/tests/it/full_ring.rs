@@ -57,6 +57,12 @@ fn a_nic_with_a_full_ring_finds_nothing_to_do_sleeps_and_is_woken_by_room() {
         }
         let rounds: Vec<usize> = (0..100).map(|_| sender.poll()).collect();
         assert_eq!(rounds, [0; 100], "{filling:?}: what was done with a full ring");
+        sender.now += 2_000_000;
+        assert_eq!(sender.poll(), 0);
+        let due = sender.nic.due();
+        assert!(due.is_none_or(|due| due.0 > sender.now), "{filling:?}: due {due:?}, at {}", sender.now);
+        // It does not sleep before it has seen that its channel was attached.
+        sender.nic.link().sleep(Duration::ZERO);
         let sleep = sender.nic.link().prepare_sleep().expect("nothing has arrived");
         let rung = receiver.nic.link().counters().bells;
         receiver.poll();
