@@ -50,7 +50,7 @@ impl AddressAttributes {
 #[derive(Debug)]
 struct AhHandle {
     ah: NonNull<raw::ibv_ah>,
-    /// Lives at least as long.
+    /// The domain outlives the handle.
     _pd: Pd,
 }
 
