@@ -485,8 +485,8 @@ fn dry_run(experiment: &Experiment, options: &Options) -> Result<String> {
     }
     let (count, repeat, seconds) = (grid.series.len(), grid.repeat, grid.seconds);
     let points = format!(
-        " of {count} series in 2 passes × {repeat} repetitions at most, each of two loads of {seconds} s (with a rate, of {ARRIVALS} \
-         requests on average, up to {LONGEST_S} s)"
+        " of {count} series in 2 passes × {repeat} repetitions at most, each of two loads of {seconds} s (with a rate \
+         longer, up to {LONGEST_S} s, where fewer than {ARRIVALS} requests would come on average)"
     );
     let commands = |series: &String| {
         let loads: &[Load] = match Line::of(series)?.variant {
