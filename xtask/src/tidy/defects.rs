@@ -10,8 +10,6 @@ const NOTE: &str = "docs/notes/release-defects.md";
 const FAMILIES: [(char, u32); 4] = [('P', 11), ('S', 14), ('M', 17), ('R', 6)];
 /// No defects of code: no test is named after them.
 const NOT_CODE: [&str; 5] = ["M3", "M8", "R4", "R5", "R6"];
-/// What a row says whose cover depends on a part that does not exist.
-const NOT_YET: &str = "not yet";
 
 /// A row of the note: its line, and its cells behind the number.
 struct Row<'a> {
@@ -55,7 +53,7 @@ pub fn check(tree: &Tree) -> Vec<String> {
         }
         let mut named =
             markdown::code_spans(row.cover()).filter_map(|(_, span)| defect(span.split_once("::")?.1));
-        if !NOT_CODE.contains(id) && !row.cover().contains(NOT_YET) && !named.any(|named| named == *id) {
+        if !NOT_CODE.contains(id) && !named.any(|named| named == *id) {
             let name = format!("release_{}_…", id.to_lowercase());
             violations.push(say(format!("is a defect of code, and its row names no test {name}")));
         }
@@ -63,15 +61,6 @@ pub fn check(tree: &Tree) -> Vec<String> {
     }
     violations.extend(unnamed(tree, &found));
     violations
-}
-
-/// The defects whose cover depends on a part that does not exist, with that part.
-pub fn not_yet(tree: &Tree) -> Vec<String> {
-    let late = |(id, row): (&str, Row<'_>)| {
-        let at = row.cover().find(NOT_YET)?;
-        Some(format!("{id} {}", &row.cover()[at..]))
-    };
-    tree.get(NOTE).map(|text| rows(text).into_iter().filter_map(late).collect()).unwrap_or_default()
 }
 
 /// Lines of tables that begin with a number such as S1.
@@ -94,8 +83,8 @@ fn rows(text: &str) -> Vec<(&str, Row<'_>)> {
 fn gone(tree: &Tree, id: &str, cover: &str) -> Vec<String> {
     let spans: Vec<&str> = markdown::code_spans(cover).map(|(_, span)| span).collect();
     let mut wrong = Vec::new();
-    if !spans.iter().any(|span| span.contains('/')) && !cover.contains(NOT_YET) {
-        wrong.push(format!("names no test and no measurement, and does not say `{NOT_YET}`"));
+    if !spans.iter().any(|span| span.contains('/')) {
+        wrong.push("names no test and no measurement".to_owned());
     }
     for span in spans.into_iter().filter(|span| span.contains('/')) {
         let Some((path, test)) = span.split_once("::") else {
@@ -166,7 +155,22 @@ mod tests {
     use super::*;
     use crate::workspace::root;
 
-    const TEST: &str = "//! It.\n\n#[test]\nfn release_s1_flag() {\n}\nfn helper() {}\n";
+    const MEASURED: &str = "experiments/fig4/measured.json";
+
+    fn ids() -> impl Iterator<Item = String> {
+        FAMILIES.iter().flat_map(|(letter, count)| (1..=*count).map(move |n| format!("{letter}{n}")))
+    }
+
+    fn test_of(id: &str) -> String {
+        format!("release_{}_flag", id.to_lowercase())
+    }
+
+    /// The source that has a test of each defect of code.
+    fn source() -> String {
+        let of_code = ids().filter(|id| !NOT_CODE.contains(&id.as_str()));
+        let tests: String = of_code.map(|id| format!("#[test]\nfn {}() {{\n}}\n", test_of(&id))).collect();
+        format!("//! It.\n\n{tests}fn helper() {{}}\n")
+    }
 
     #[test]
     fn a_defect_is_named_by_one_character_and_digits() {
@@ -183,34 +187,27 @@ mod tests {
         );
     }
 
-    /// All rows, of which those of `change` are as it says.
-    fn note(change: &[(&str, &str)]) -> String {
-        let ids =
-            FAMILIES.iter().flat_map(|(letter, count)| (1..=*count).map(move |n| format!("{letter}{n}")));
-        let row = |id: String| {
-            let changed = change.iter().find(|(changed, _)| *changed == id).map(|(_, cover)| *cover);
-            let own = if id == "S1" { "`a/b.rs::release_s1_flag`" } else { "not yet: a part" };
-            match changed {
-                Some("") => String::new(),
-                cover => format!("| {id} | was | is | {} |\n", cover.unwrap_or(own)),
-            }
+    /// All rows, of which that of `id` has this cover, or is left out where it has none.
+    fn note(id: &str, cover: &str) -> String {
+        let row = |row: String| match row == id {
+            true if cover.is_empty() => String::new(),
+            true => format!("| {row} | was | is | {cover} |\n"),
+            false if NOT_CODE.contains(&row.as_str()) => format!("| {row} | was | is | `{MEASURED}` |\n"),
+            false => format!("| {row} | was | is | `a/b.rs::{}` |\n", test_of(&row)),
         };
         format!(
             "# Defects\n\n| n | was | here | by |\n|---|---|---|---|\n{}",
-            ids.map(row).collect::<String>()
+            ids().map(row).collect::<String>()
         )
     }
 
     fn found(note: &str) -> Vec<String> {
-        let tree = Tree::of(&[(NOTE, note), ("a/b.rs", TEST), ("experiments/fig4/measured.json", "{}")]);
-        check(&tree)
+        check(&Tree::of(&[(NOTE, note), ("a/b.rs", &source()), (MEASURED, "{}")]))
     }
 
     #[test]
-    fn a_whole_note_passes_and_its_gaps_are_counted() {
-        assert_eq!(found(&note(&[("M3", "`experiments/fig4/measured.json`")])), [""; 0]);
-        let late = not_yet(&Tree::of(&[(NOTE, &note(&[])), ("a/b.rs", TEST)]));
-        assert_eq!((late.len(), late[0].as_str()), (47, "P1 not yet: a part"));
+    fn a_whole_note_passes() {
+        assert_eq!(found(&note("", "")), [""; 0]);
     }
 
     #[test]
@@ -230,11 +227,10 @@ mod tests {
             ),
             ("S2", "", "S2 is missing"),
         ] {
-            let found = found(&note(&[(id, cover)]));
+            let found = found(&note(id, cover));
             assert!(found.iter().any(|one| one.contains(words)), "{id} {cover}: {found:?}");
         }
-        let twice =
-            note(&[]) + "| S1 | was | is | not yet: a part |\n| S15 | was | is | not yet |\n| S16 | was |\n";
+        let twice = note("", "") + "| S1 | was | is | x |\n| S15 | was | is | x |\n| S16 | was |\n";
         let found = found(&twice);
         for words in ["S1 stands here twice", "S15 is no defect", "S16 has not three cells"] {
             assert!(found.iter().any(|one| one.contains(words)), "{words}: {found:?}");
@@ -243,9 +239,10 @@ mod tests {
 
     #[test]
     fn a_test_of_a_defect_that_no_row_names_is_found() {
-        let found = found(&note(&[("S1", "not yet: a part")]));
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].starts_with("a/b.rs:4: release_s1_flag is not in the row S1"), "{found:?}");
+        let found = found(&note("S1", "`a/b.rs::release_s1_other`"));
+        let line = source().lines().position(|line| line.contains("release_s1_flag")).unwrap() + 1;
+        let wanted = format!("a/b.rs:{line}: release_s1_flag is not in the row S1");
+        assert!(found.iter().any(|one| one.starts_with(&wanted)), "{found:?}");
     }
 
     #[test]

@@ -17,7 +17,6 @@ pub mod markdown;
 mod measured;
 mod numbers;
 mod posting;
-mod prose;
 mod purity;
 mod sizes;
 mod source;
@@ -27,7 +26,7 @@ mod unsafe_code;
 pub struct Options {
     /// Checks to run; all without any.
     checks: Vec<Check>,
-    /// Also print measures of the style: sizes, production lines and «who» as a noun by crate.
+    /// Also print production lines by crate.
     #[arg(long)]
     report: bool,
 }
@@ -84,17 +83,6 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if checks.contains(&Check::Measured) {
         measured::outdated(&tree, &root).iter().for_each(|hint| say!("tidy measured: {hint}"));
-    }
-    if checks.contains(&Check::Defects) {
-        let late = defects::not_yet(&tree);
-        say!("tidy defects: {} of the release's 48 defects are not yet covered whole", late.len());
-        late.iter().filter(|_| options.report).for_each(|one| say!("tidy defects: {one}"));
-    }
-    if checks.contains(&Check::Numbers) {
-        let numbers::Counts { pages, compared } = numbers::counts(&tree);
-        say!(
-            "tidy numbers: {compared} figures of {pages} documents (README.md, ARCHITECTURE.md, docs, experiments) name a source"
-        );
     }
     if options.report {
         say!("{}", sizes::report(&tree));

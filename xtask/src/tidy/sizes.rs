@@ -1,10 +1,10 @@
 //! `tidy large`: nothing that is fetched or dumped gets into git. `tidy sizes`: no file is long, no comment
-//! is wider than code, and in the NIC no function is long and no structure wide. `tidy --report`: today's
-//! measures of the style card, none of which can fail.
+//! is wider than code, and in the NIC no function is long and no structure wide. `tidy --report`: production
+//! lines, which cannot fail.
 
 use std::collections::BTreeMap;
 
-use super::{prose, source};
+use super::source;
 use crate::workspace::{LARGE, Tree};
 
 /// Longest file that is not suspected of hiding a second unit, tests included.
@@ -122,62 +122,22 @@ pub(super) fn items(code: &str) -> Vec<Item<'_>> {
     items
 }
 
-/// The report, ready to print.
+/// A line a crate, and their sum: non-test lines of .rs, .h and .cu files, with comments and blank lines,
+/// without generated files.
 pub fn report(tree: &Tree) -> String {
-    let files: Vec<(&str, &str)> = tree.rust().filter(|(path, text)| !is_generated(path, text)).collect();
-    let mut sizes: Vec<(usize, &str)> =
-        files.iter().map(|(path, text)| (source::without_tests(path, text).lines().count(), *path)).collect();
-    sizes.sort_unstable();
-    let of_code: Vec<usize> = sizes.iter().map(|(size, _)| *size).filter(|size| *size > 0).collect();
-    let all_lines: usize = files.iter().map(|(_, text)| text.lines().count()).sum();
-    let code_lines: usize = sizes.iter().map(|(size, _)| size).sum();
-    let test_share = (all_lines - code_lines) * 100 / all_lines.max(1);
-    let comments = count(&files, |line| line.starts_with("//"));
-    let non_blank = count(&files, |line| !line.is_empty()).max(1);
-    let openings = files.iter().filter(|(_, text)| text.starts_with("//!")).count();
-    let unwraps: usize = files
-        .iter()
-        .map(|(path, text)| source::code(source::without_tests(path, text)).matches(".unwrap()").count())
-        .sum();
-
-    let mut lines = vec![
-        format!("Rust files                           {}", files.len()),
-        format!("lines, tests included                {all_lines}"),
-        format!("non-test lines of a file, median     {}", of_code.get(of_code.len() / 2).unwrap_or(&0)),
-        format!("comment share of non-blank lines     {} %", comments * 100 / non_blank),
-        format!("files that open with //!             {} of {}", openings, files.len()),
-        format!("test share of lines                  {test_share} %"),
-        format!(".unwrap() outside tests              {unwraps}"),
-    ];
-    for (size, path) in sizes.iter().rev().take_while(|(size, _)| *size > LONG) {
-        lines.push(format!("more than {LONG} non-test lines            {path} ({size})"));
+    let mut rows: BTreeMap<String, [usize; 2]> = BTreeMap::new();
+    let is_source = |path: &str| [".rs", ".h", ".cu"].iter().any(|end| path.ends_with(end));
+    for (path, text) in tree.files().filter(|(path, text)| is_source(path) && !is_generated(path, text)) {
+        let [sum, rust] = rows.entry(crate_of(tree, path)).or_default();
+        let lines = source::without_tests(path, text).lines().count();
+        *sum += lines;
+        *rust += if path.ends_with(".rs") { lines } else { 0 };
     }
-    lines.push(crates(tree));
-    lines.join("\n")
-}
-
-/// A line a crate, and their sum: production lines (non-test lines of .rs, .h and .cu files, with comments
-/// and blank lines, without generated files); «who» as a noun in comments and texts, tests and documents too.
-fn crates(tree: &Tree) -> String {
-    let mut rows: BTreeMap<String, [usize; 3]> = BTreeMap::new();
-    for (path, text) in tree.files() {
-        let [sum, rust, who] = rows.entry(crate_of(tree, path)).or_default();
-        if [".rs", ".h", ".cu"].iter().any(|end| path.ends_with(end)) && !is_generated(path, text) {
-            let lines = source::without_tests(path, text).lines().count();
-            *sum += lines;
-            *rust += if path.ends_with(".rs") { lines } else { 0 };
-        }
-        // The checks' own tests have such words to find.
-        if !path.starts_with("xtask/src/tidy/") {
-            *who += prose::who_as_noun(path, text).len();
-        }
-    }
-    let total = rows.values().fold([0; 3], |sum, row| std::array::from_fn(|at| sum[at] + row[at]));
-    let rows = rows.into_iter().filter(|(_, row)| *row != [0; 3]).chain([("total".to_owned(), total)]);
-    let line = |[name, sum, rust, who]: [&str; 4]| format!("{name:<28} {sum:>16} {rust:>12} {who:>16}");
-    let title = line(["crate", "production lines", "of them Rust", "«who» as a noun"]);
-    let rows =
-        rows.map(|(name, row)| line([&name, &row[0].to_string(), &row[1].to_string(), &row[2].to_string()]));
+    let total = rows.values().fold([0; 2], |sum, row| std::array::from_fn(|at| sum[at] + row[at]));
+    let rows = rows.into_iter().filter(|(_, row)| *row != [0; 2]).chain([("total".to_owned(), total)]);
+    let line = |[name, sum, rust]: [&str; 3]| format!("{name:<28} {sum:>16} {rust:>12}");
+    let title = line(["crate", "production lines", "of them Rust"]);
+    let rows = rows.map(|(name, row)| line([&name, &row[0].to_string(), &row[1].to_string()]));
     [title].into_iter().chain(rows).collect::<Vec<_>>().join("\n")
 }
 
@@ -195,10 +155,6 @@ fn crate_of(tree: &Tree, path: &str) -> String {
 
 fn is_generated(path: &str, text: &str) -> bool {
     path.contains("/generated/") || text.lines().take(5).any(|line| line.starts_with(" * Generated by "))
-}
-
-fn count(files: &[(&str, &str)], is: impl Fn(&str) -> bool) -> usize {
-    files.iter().flat_map(|(_, text)| text.lines()).filter(|line| is(line.trim())).count()
 }
 
 #[cfg(test)]
@@ -269,9 +225,9 @@ mod tests {
 
     #[test]
     fn production_lines_are_counted_by_crate_without_tests_and_generated_files() {
-        let report = crates(&Tree::of(&[
+        let report = report(&Tree::of(&[
             ("crates/a/Cargo.toml", "[package]\n"),
-            ("crates/a/src/lib.rs", "//! Who asks.\n\nfn f() {}\n#[cfg(test)]\nmod tests {\n}\n"),
+            ("crates/a/src/lib.rs", "//! x\n\nfn f() {}\n#[cfg(test)]\nmod tests {\n}\n"),
             ("crates/a/src/b_tests.rs", "//! x\n"),
             ("crates/a/src/generated/c.rs", "//! x\n"),
             ("crates/a/include/d.h", "/* x\n */\n"),
@@ -279,26 +235,10 @@ mod tests {
             ("crates/a/kernels/f.cu", "// x\n"),
             ("crates/a/tests/it/g.cu", "// x\n"),
             ("examples/h/h.cu", "// x\n"),
-            ("docs/i.md", "For whoever asks, and who does not.\n"),
+            ("docs/i.md", "x\n"),
         ]));
         let rows: Vec<Vec<&str>> =
             report.lines().skip(1).map(|row| row.split_whitespace().collect()).collect();
-        assert_eq!(
-            rows,
-            [
-                ["crates/a", "6", "3", "1"],
-                ["docs", "0", "0", "2"],
-                ["examples", "1", "0", "0"],
-                ["total", "7", "3", "3"]
-            ]
-        );
-    }
-
-    #[test]
-    fn the_report_counts_tests_apart_and_lists_long_files() {
-        let long = format!("//! x\n{}", "fn f() {}\n".repeat(700));
-        let report = report(&Tree::of(&[("a.rs", &long), ("b.rs", "//! y\n#[cfg(test)]\nmod tests {\n}\n")]));
-        assert!(report.contains("a.rs (701)"), "{report}");
-        assert!(report.contains("files that open with //!             2 of 2"), "{report}");
+        assert_eq!(rows, [["crates/a", "6", "3"], ["examples", "1", "0"], ["total", "7", "3"]]);
     }
 }

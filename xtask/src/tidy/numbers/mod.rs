@@ -18,25 +18,9 @@ use origin::NumberChoice;
 use page::Page;
 use quantity::{Quantity, Unit};
 
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub pages: usize,
-    /// Figures that were compared with their source.
-    pub compared: usize,
-}
-
 /// Figures without a source, sources that are not there, and figures that do not equal theirs.
 pub fn check(tree: &Tree) -> Vec<String> {
     pages(tree).flat_map(|(path, text)| of_page(tree, path, &Page::read(text))).collect()
-}
-
-pub fn counts(tree: &Tree) -> Counts {
-    let mut counts = Counts::default();
-    for (_, text) in pages(tree) {
-        counts.pages += 1;
-        counts.compared += Page::read(text).figures.iter().filter(|figure| figure.source.is_some()).count();
-    }
-    counts
 }
 
 fn pages(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
