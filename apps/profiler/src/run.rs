@@ -8,7 +8,7 @@ use std::fs;
 use std::io::IsTerminal;
 use std::ops::Range;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use inference::engine::Engine as _;
@@ -114,7 +114,7 @@ pub fn run(options: &Options) -> Result<bool> {
                 |_| Ok(Instance::new(loaded)?),
                 |instance, inputs| Ok(instance.run(&views(inputs))?),
             )?;
-            facts.span_ns = Some(span_ns(&instances[0].0)?);
+            facts.span_ns = Some(span_ns(&instances[0].0, options.warmup)?);
             // What is found from here on was not left by the runs alone.
             instances.iter().try_for_each(|(instance, _)| instance.wipe())?;
             let meter = Meter::of(on_gpu.gpu);
@@ -144,12 +144,19 @@ fn connections() -> Result<u32> {
     Ok(connections)
 }
 
-/// The GPU's time of one run alone, the host having launched it: the median.
-fn span_ns(instance: &Instance) -> Result<u64> {
+/// The GPU's time of one run alone, the host having launched it: the median of runs behind a warm-up of so
+/// many seconds. The runs that are measured have the same warm-up, so that both have the same clock.
+fn span_ns(instance: &Instance, warmup: f64) -> Result<u64> {
     let (_, rough) = instance.spans(SPANS.start)?;
     let count = (SPANNED.as_nanos() / rough.as_nanos().max(1)) as usize;
-    let (span, _) = instance.spans(count.clamp(SPANS.start, SPANS.end))?;
-    Ok(span.as_nanos() as u64)
+    let since = Instant::now();
+    loop {
+        let is_warm = since.elapsed() >= Duration::from_secs_f64(warmup);
+        let (span, _) = instance.spans(count.clamp(SPANS.start, SPANS.end))?;
+        if is_warm {
+            return Ok(span.as_nanos() as u64);
+        }
+    }
 }
 
 /// Every instance with what it computes alone; the first one's answer ends the way from the start. `make` and
