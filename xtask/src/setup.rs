@@ -12,9 +12,9 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use nix::unistd::geteuid;
 use serde::Deserialize;
+use zoo::onnx_runtime::Search;
 
 use crate::carried;
-use crate::onnx_runtime::Search;
 use crate::process::{command, done, said};
 use crate::refused::refused;
 use crate::stop;

@@ -3,8 +3,9 @@
 //! A [`Manifest`] says everything about a model that is no weight: shapes, types, pre-processing, counts,
 //! hashes. [`Architecture`] writes its ONNX file ([`onnx`]) with weights from [`seed`],
 //! [`count()`](count::count) says how many parameters and multiply-accumulates it has, [`Store`] keeps the
-//! file, [`preprocess`] makes its input of an image, and [`postprocess`] says what its output means. Opens no
-//! network connection: `cargo xtask zoo fetch` downloads. Knows no engine.
+//! file, [`preprocess`] makes its input of an image, and [`postprocess`] says what its output means.
+//! [`onnx_runtime`] finds the library that runs such files elsewhere. Opens no network connection:
+//! `cargo xtask zoo fetch` downloads. Knows no engine.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ pub mod count;
 mod digest;
 mod manifest;
 pub mod onnx;
+pub mod onnx_runtime;
 pub mod postprocess;
 pub mod preprocess;
 pub mod seed;

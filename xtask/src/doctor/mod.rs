@@ -7,10 +7,10 @@ use std::process::Command;
 use anyhow::Result;
 use clap::Args;
 use measure::provenance::library_version;
+use zoo::onnx_runtime::Search;
 
-use crate::onnx_runtime::Search;
 use crate::process::{WAIT, output, said};
-use crate::{carried, gpu_machine, setup, wheels, workspace};
+use crate::{carried, gpu_machine, onnx_runtime, setup, wheels, workspace};
 
 mod conclusion;
 #[cfg(test)]
@@ -58,7 +58,7 @@ pub fn run(options: &Options) -> Result<()> {
     if carried::folder().is_none() {
         row("CUDA compiler", &wheels::CUDA.state());
     }
-    row("ONNX Runtime", &Search::here(options.onnxruntime.as_deref()).state());
+    row("ONNX Runtime", &onnx_runtime::state(&Search::here(options.onnxruntime.as_deref())));
     say!();
     let cuda = cuda().unwrap_or_else(|error| vec![("CUDA".into(), format!("not asked: {error:#}"))]);
     cuda.iter().for_each(|(name, value)| row(name, value));

@@ -258,8 +258,8 @@ mod tests {
     use super::*;
     use crate::figure::experiments;
     use crate::gpu_machine::example;
-    use crate::onnx_runtime::Search;
     use crate::process;
+    use ::zoo::onnx_runtime::Search;
     use experiment::refused::Refused;
 
     /// A profiler's line; its times grow with the instances, logarithmically, as its rate does.

@@ -24,7 +24,6 @@ use crate::figure::options::{Machine, Options};
 use crate::figure::place::HostSetup;
 use crate::figure::samples::{self, BetweenNodes, Gpu};
 use crate::gpu_machine::GpuMachine;
-use crate::onnx_runtime::Search;
 use crate::packages::LIBRARY;
 use crate::process::{Ended, JsonProgram, WAIT, output, run_logged};
 use crate::refused::{NO_GPU, refused_with};
@@ -164,7 +163,7 @@ impl ServerFigure {
         files::remove(&file)?;
         let out = &self.how.out;
         std::fs::create_dir_all(out.join("logs")).with_context(|| format!("--out {}", out.display()))?;
-        let runtime = Search::here(None).find();
+        let runtime = ::zoo::onnx_runtime::Search::here(None).find();
         let engine = match (&runtime, self.machine) {
             (Ok(_), _) => "cpu",
             (Err(_), Machine::Gpu) if self.here.gpu().is_some() => "own",
