@@ -8,13 +8,19 @@
 //   [0] runs that have ended
 //   [1] runs that are kept, a power of two, less one
 //   [2 + 2 × (run & [1])] when a run's first kernel began, ns of the global timer; [3 + …] when its last did
-// is_end: 0 at the begin of a run, 1 at its end.
+// is_end: 0 at the begin of a run, 1 at its end. The begin is noted behind the reads of the ring, the end
+// before them, so that a run does not hold them.
 static __device__ inline void stamp(volatile unsigned long long *ring, unsigned is_end)
 {
-    unsigned long long now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
-    unsigned long long run = ring[0];
-    ring[2 + 2 * (run & ring[1]) + is_end] = now;
+    unsigned long long now = 0, run, kept;
+    if (is_end)
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    run = ring[0];
+    kept = ring[1];
+    // It takes what was read, so that it waits for it.
+    if (!is_end)
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now) : "l"(run), "l"(kept) : "memory");
+    ring[2 + 2 * (run & kept) + is_end] = now;
     if (is_end)
         ring[0] = run + 1;
 }

@@ -1,16 +1,16 @@
 //! A graph that launches itself, turn after turn, until it is told to end: the CPU only looks on.
 //!
-//! Kernels of `kernels/relaunch.cu` tell turns and end through 16 bytes of pinned memory. With the
-//! relaunching kernel last, a turn costs some 5.5 µs beside its kernels' 0.5 µs each, and no CPU time. The
-//! flag is seen once a turn. One beside the others ([`SelfLaunching::of_capture_beside`]) costs less.
+//! The kernel of `kernels/relaunch.cu` tells turns and end through 16 bytes of pinned memory. Where it is
+//! last, a turn costs some 5.5 µs beside its kernels' 0.5 µs each, and no CPU time. The flag is seen once a
+//! turn. Beside the last kernels ([`SelfLaunching::of_capture_beside`]) it costs less.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::compile::Unit;
 use super::device_graph::{DeviceGraph, Graph};
-use super::event::{Event, StreamEnd};
-use super::memory::{DeviceMemory, PinnedMemory};
+use super::event::{Event, GpuTimer, StreamEnd};
+use super::memory::PinnedMemory;
 use super::module::{Arguments, Function, Module};
 use super::stamps::{Stamps, with_stamp};
 use super::stream::{Priority, Stream};
@@ -30,8 +30,6 @@ pub fn again_unit() -> Unit {
 }
 
 const KERNEL: &str = "doorbell_relaunch";
-const NEXT: &str = "doorbell_next";
-const TURN: &str = "doorbell_turn";
 const AGAIN: &str = "doorbell_again";
 /// Words of the control block, as `relaunch.cu` has them.
 const CANCEL: usize = 0;
@@ -67,8 +65,8 @@ pub struct SelfLaunching {
     graph: DeviceGraph,
     stream: Stream,
     control: PinnedMemory,
-    /// What the kernel beside the others, if there is one, tells the last one.
-    beside: Option<DeviceMemory>,
+    /// The relaunching kernel is beside the last ones: it counts a turn, and tells the end, before they end.
+    is_beside: bool,
 }
 
 impl SelfLaunching {
@@ -96,12 +94,13 @@ impl SelfLaunching {
         // SAFETY: the graph's function below keeps the module; the recorded kernels' code is the caller's.
         let mut graph = unsafe { Graph::capture(&stream, with_relaunch) }?;
         graph.keep(relaunch);
-        Self::finish(graph, stream, control)
+        Self::finish(graph, stream, control, false)
     }
 
-    /// As [`Self::of_capture`], of what `first` and then `last` record, with a relaunching kernel beside
+    /// As [`Self::of_capture`], of what `first` and then `last` record, with the relaunching kernel beside
     /// `last`. It reads the flag when `first` has ended: if `last` sets it, one more turn may follow. For
-    /// some us it takes room of a multiprocessor; a kernel with a block for each then waits.
+    /// some us it takes room of a multiprocessor; a kernel with a block for each then waits. Stamped runs end
+    /// with a kernel behind all, which others do not have.
     ///
     /// # Safety
     /// As [`Self::of_capture`].
@@ -112,15 +111,12 @@ impl SelfLaunching {
         first: impl FnOnce(&Stream) -> Result<()>,
         last: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<SelfLaunching> {
-        let (next, turn) = (module.function(NEXT)?, module.function(TURN)?);
-        let (context, (stream, control)) = (turn.context().clone(), Self::parts(&turn)?);
-        let state = DeviceMemory::new(&context, 4)?;
-        let beside = Stream::new(&context, Priority::Least)?;
-        let (fork, join) = (Event::new(&context)?, Event::new(&context)?);
-        let launch = Arguments::new().u64(control.device_address()).u32(turns).u64(state.address());
-        let tell = Arguments::new().u64(control.device_address()).u64(state.address());
-        let tell = tell.u64(stamps.map_or(0, Stamps::address));
-        let with_next = |stream: &Stream| {
+        let relaunch = module.function(KERNEL)?;
+        let (context, (stream, control)) = (relaunch.context(), Self::parts(&relaunch)?);
+        let beside = Stream::new(context, Priority::Least)?;
+        let (fork, join) = (Event::new(context)?, Event::new(context)?);
+        let launch = arguments(&control, turns, None);
+        let with_relaunch = |stream: &Stream| {
             // SAFETY: as in `of_capture`.
             stamps.map_or(Ok(()), |stamps| unsafe { stamps.begin(stream) })?;
             first(stream)?;
@@ -128,23 +124,20 @@ impl SelfLaunching {
             // From now on it records as well: no other thread may ask it whether it is idle.
             beside.records(true);
             fork.hold(&beside)?;
-            // SAFETY: control block and state live as long as the graph.
-            unsafe { beside.launch(&next, ONE_THREAD, &launch) }?;
+            // SAFETY: the control block lives as long as the graph.
+            unsafe { beside.launch(&relaunch, ONE_THREAD, &launch) }?;
             join.record(&beside)?;
             last(stream)?;
             join.hold(stream)?;
-            // SAFETY: as above, and so do the stamps.
-            unsafe { stream.launch(&turn, ONE_THREAD, &tell) }
+            // SAFETY: as in `of_capture`.
+            stamps.map_or(Ok(()), |stamps| unsafe { stamps.end(stream) })
         };
-        // SAFETY: the graph's functions below keep the module; the recorded kernels' code is the caller's.
-        let graph = unsafe { Graph::capture(&stream, with_next) };
+        // SAFETY: the graph's function below keeps the module; the recorded kernels' code is the caller's.
+        let graph = unsafe { Graph::capture(&stream, with_relaunch) };
         beside.records(false);
         let mut graph = graph?;
-        graph.keep(next);
-        graph.keep(turn);
-        let mut launching = Self::finish(graph, stream, control)?;
-        launching.beside = Some(state);
-        Ok(launching)
+        graph.keep(relaunch);
+        Self::finish(graph, stream, control, true)
     }
 
     /// As [`Self::of_capture`], as the body of a WHILE node: the graph is launched once and has its turns by
@@ -170,7 +163,7 @@ impl SelfLaunching {
         // SAFETY: as in `of_capture`.
         let mut graph = unsafe { Graph::capture_while(&stream, with_end) }?;
         graph.keep(again);
-        Ok(SelfLaunching { graph: graph.instantiate_for_host()?, stream, control, beside: None })
+        Ok(SelfLaunching { graph: graph.instantiate_for_host()?, stream, control, is_beside: false })
     }
 
     fn parts(relaunch: &Function) -> Result<(Stream, PinnedMemory)> {
@@ -179,9 +172,9 @@ impl SelfLaunching {
         Ok((Stream::new(context, Priority::Least)?, PinnedMemory::new(context, 128)?))
     }
 
-    fn finish(graph: Graph, stream: Stream, control: PinnedMemory) -> Result<SelfLaunching> {
+    fn finish(graph: Graph, stream: Stream, control: PinnedMemory, is_beside: bool) -> Result<SelfLaunching> {
         let graph = graph.instantiate()?.uploaded(&stream)?;
-        Ok(SelfLaunching { graph, stream, control, beside: None })
+        Ok(SelfLaunching { graph, stream, control, is_beside })
     }
 
     /// A turn's nodes in the order of their making; of [`Self::of_while`] the WHILE node, with these inside.
@@ -194,12 +187,30 @@ impl SelfLaunching {
     /// # Safety
     /// As [`Stream::launch`], for every turn.
     pub unsafe fn start(&mut self) -> Result<()> {
+        self.renew()?;
+        // SAFETY: the caller's, as above.
+        unsafe { self.graph.launch(&self.stream) }
+    }
+
+    /// As [`Self::start`]; `timer` has the time from before the first turn to behind the last one.
+    ///
+    /// # Safety
+    /// As [`Self::start`].
+    pub unsafe fn start_timed(&mut self, timer: &mut GpuTimer) -> Result<()> {
+        self.renew()?;
+        timer.begin(&self.stream)?;
+        // SAFETY: the caller's, as above.
+        unsafe { self.graph.launch(&self.stream) }?;
+        timer.finish(&self.stream)
+    }
+
+    /// Makes the control block that of a graph which has not begun. Error: it still runs.
+    fn renew(&mut self) -> Result<()> {
         if !self.stream.is_idle()? {
             return Err(Error::Refused("the graph still runs: it is started again when it has ended".into()));
         }
         self.control.words()[..=ERROR].iter().for_each(|word| word.store(0, Ordering::Release));
-        // SAFETY: the caller's, as above.
-        unsafe { self.graph.launch(&self.stream) }
+        Ok(())
     }
 
     /// Whether nothing of it runs. Error: what went wrong in one of its kernels.
@@ -228,27 +239,26 @@ impl SelfLaunching {
         let is_over = self.control.words()[END].load(Ordering::Acquire) != 0;
         let turns = self.control.words()[TURNS].load(Ordering::Acquire);
         // A kernel beside the others counts the turn that it is in.
-        if self.beside.is_some() && !is_over { turns.saturating_sub(1) } else { turns }
+        let runs = self.is_beside && !(is_over && self.stream.is_idle().unwrap_or(false));
+        if runs { turns.saturating_sub(1) } else { turns }
     }
 
     /// How it ended; `None` while it runs. Error: what went wrong in one of its kernels.
     pub fn ended(&self) -> Result<Option<End>> {
         let word = self.control.words()[END].load(Ordering::Acquire);
-        match end_of(word, self.control.words()[ERROR].load(Ordering::Acquire)) {
-            Some(end) => Ok(Some(end)),
-            // A graph that says nothing may have died.
-            None => self.stream.is_idle().map(|_| None),
-        }
+        let end = end_of(word, self.control.words()[ERROR].load(Ordering::Acquire));
+        // The word may come before the last turn has ended, and a graph that says nothing may have died.
+        let is_idle = self.stream.is_idle()?;
+        Ok(end.filter(|_| is_idle))
     }
 
-    /// Waits at most `limit` for the end and for an idle stream. Errors: as [`Self::ended`], `Deadline`.
+    /// Waits at most `limit` for the end. Errors: as [`Self::ended`], `Deadline`.
     pub fn wait(&self, limit: Duration) -> Result<End> {
         let mut end = None;
         wait::until("a graph that launches itself", limit, || {
             end = self.ended()?;
             Ok(end.is_some())
         })?;
-        self.stream.wait("the last turn of a graph", limit)?;
         end.ok_or_else(|| Error::Refused("the graph has ended without saying how".into()))
     }
 }

@@ -5,15 +5,14 @@ struct kernel {
     const char *name;
     unsigned bytes[4]; /* of its parameters; 0 ends the list */
 };
-enum { ADD, SPIN, PASS_TIME, RING, RELAUNCH, NEXT, TURN, STAMP };
+enum { ADD, SPIN, PASS_TIME, RING, RELAUNCH, STAMP };
 #ifndef RECORDED
 #define RECORDED
 #endif
 static const struct kernel kernels[] = {
     [ADD] = {"add", {8, 4, 0}},       [SPIN] = {"spin", {8, 8, 0}},
     [PASS_TIME] = {"pass_time", {8, 0, 0}}, [RING] = {"ring", {8, 8, 0}},
-    [RELAUNCH] = {"doorbell_relaunch", {8, 4, 8, 0}}, [NEXT] = {"doorbell_next", {8, 4, 8, 0}},
-    [TURN] = {"doorbell_turn", {8, 8, 8, 0}}, [STAMP] = {"doorbell_stamp", {8, 4, 0}},
+    [RELAUNCH] = {"doorbell_relaunch", {8, 4, 8, 0}}, [STAMP] = {"doorbell_stamp", {8, 4, 0}},
     RECORDED /* behind the last one */
 };
 
@@ -70,8 +69,8 @@ static void stamp(uint64_t *ring, uint64_t is_end)
     ring[0] += is_end;
 }
 
-/* `next_turn` of `relaunch.cu`, which counts the turn as well: why there is no further one. */
-static uint32_t next_turn(const struct op *op, const struct exec *in)
+/* `relaunch.cu` behind its stamp: why there is no further turn. */
+static uint32_t relaunch(const struct op *op, const struct exec *in)
 {
     volatile uint32_t *control = (volatile uint32_t *)op->argument[0];
     uint32_t limit = (uint32_t)op->argument[1], turns = control[1] + 1;
@@ -81,21 +80,15 @@ static uint32_t next_turn(const struct op *op, const struct exec *in)
         end = 3;
     }
     control[1] = turns;
-    return end;
-}
-
-/* `tell` of `relaunch.cu`. */
-static void tell(volatile uint32_t *control, uint32_t end)
-{
     if (end)
         __atomic_store_n(&control[2], end, __ATOMIC_RELEASE);
+    return end;
 }
 
 /* Runs one operation without the lock; not 0: the graph is to run again. */
 static int run(const struct op *op, const struct exec *in)
 {
     volatile uint32_t *word = (volatile uint32_t *)op->argument[0];
-    uint32_t end;
     struct timespec start, now;
     switch (op->kind) {
     case COPY:
@@ -136,18 +129,7 @@ static int run(const struct op *op, const struct exec *in)
     case RELAUNCH:
         if (op->argument[2])
             stamp((uint64_t *)op->argument[2], 1);
-        end = next_turn(op, in);
-        tell(word, end);
-        return !end;
-    case NEXT:
-        end = next_turn(op, in);
-        *(volatile uint32_t *)op->argument[2] = end;
-        return !end;
-    case TURN:
-        if (op->argument[2])
-            stamp((uint64_t *)op->argument[2], 1);
-        tell(word, *(volatile uint32_t *)op->argument[1]);
-        return 0;
+        return !relaunch(op, in);
     case STAMP:
         stamp((uint64_t *)op->argument[0], op->argument[1]);
         return 0;
