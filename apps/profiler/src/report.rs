@@ -49,6 +49,9 @@ pub struct Facts {
     /// to the end of its last one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub span_ns: Option<u64>,
+    /// The GPU's time of one turn alone of the graph that launches itself, without stamps, the mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub turn_ns: Option<u64>,
     /// From the process's start to the first answer.
     pub start_ms: BTreeMap<&'static str, f64>,
 }
@@ -252,6 +255,9 @@ fn say_line(line: &Line<'_>, model: &Model, start: &str) {
             "one run alone on the GPU, launched by the host: {:.3} ms from first to last kernel",
             ms(span_ns)
         );
+    }
+    if let Some(turn_ns) = facts.turn_ns {
+        say!("one turn alone of the graph that launches itself: {:.3} ms", ms(turn_ns));
     }
     if let Some(stamps) = &line.stamps {
         say!(

@@ -114,7 +114,9 @@ pub fn run(options: &Options) -> Result<bool> {
                 |_| Ok(Instance::new(loaded)?),
                 |instance, inputs| Ok(instance.run(&views(inputs))?),
             )?;
-            facts.span_ns = Some(span_ns(&instances[0].0, options.warmup)?);
+            let (span, turn) = alone(&instances[0].0, options.warmup)?;
+            facts.span_ns = Some(span);
+            facts.turn_ns = Some(turn).filter(|_| launch == Launch::ByItself);
             // What is found from here on was not left by the runs alone.
             instances.iter().try_for_each(|(instance, _)| instance.wipe())?;
             let meter = Meter::of(on_gpu.gpu);
@@ -144,17 +146,20 @@ fn connections() -> Result<u32> {
     Ok(connections)
 }
 
-/// The GPU's time of one run alone, the host having launched it: the median of runs behind a warm-up of so
-/// many seconds. The runs that are measured have the same warm-up, so that both have the same clock.
-fn span_ns(instance: &Instance, warmup: f64) -> Result<u64> {
+/// The GPU's times in ns of one run alone that the host launches, and of one turn alone of the graph that
+/// launches itself, behind a warm-up of so many seconds.
+fn alone(instance: &Instance, warmup: f64) -> Result<(u64, u64)> {
     let (_, rough) = instance.spans(SPANS.start)?;
     let count = (SPANNED.as_nanos() / rough.as_nanos().max(1)) as usize;
+    let count = count.clamp(SPANS.start, SPANS.end);
     let since = Instant::now();
     loop {
         let is_warm = since.elapsed() >= Duration::from_secs_f64(warmup);
-        let (span, _) = instance.spans(count.clamp(SPANS.start, SPANS.end))?;
+        // One behind the other, so that both have the same clock.
+        let (span, _) = instance.spans(count)?;
+        let turn = instance.turn(count as u32)?;
         if is_warm {
-            return Ok(span.as_nanos() as u64);
+            return Ok((span.as_nanos() as u64, turn.as_nanos() as u64));
         }
     }
 }

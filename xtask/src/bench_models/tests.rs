@@ -335,7 +335,7 @@ fn a_spec_that_the_profiler_measures_names_its_sources() {
 
 #[test]
 fn a_span_by_the_gpus_clock_gives_what_a_launch_costs() {
-    let stage = stage("span", true, &[("MORE", ", \"span_ns\": 98000")]);
+    let stage = stage("span", true, &[("MORE", ", \"span_ns\": 98000, \"turn_ns\": 107000")]);
     stage.run(false).unwrap();
     assert_eq!(stage.points()[0].values["over_span_us"], 9.0);
     assert_eq!(verdict(&stage.summary(), "over-span"), "not-reproduced");

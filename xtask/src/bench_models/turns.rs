@@ -190,10 +190,10 @@ impl Turns<'_> {
         found.extend(number("/start_ms/total").map(|total| ("start_s".into(), total / 1e3)));
         if subject.gpu {
             let by_itself = self.ours(subject, Some("self"), None)?;
-            let period = median_us(&by_itself)?;
-            found.insert("self_us".into(), period);
-            let span = [&by_itself, &line].iter().find_map(|line| line["span_ns"].as_f64());
-            found.extend(span.map(|span| ("over_span_us".into(), period - span / 1e3)));
+            found.insert("self_us".into(), median_us(&by_itself)?);
+            if let (Some(turn), Some(span)) = (by_itself["turn_ns"].as_f64(), by_itself["span_ns"].as_f64()) {
+                found.insert("over_span_us".into(), (turn - span) / 1e3);
+            }
         }
         Ok((line, found))
     }

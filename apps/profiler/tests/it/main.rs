@@ -508,7 +508,12 @@ fn gpu_instances_are_right_and_timed_however_they_are_launched() {
             check_line(&line, 4);
             assert_eq!((&line["label"], &line["launch"]), (&"hardware".into(), &launch.into()));
             assert_eq!((&line["engine"], &line["precision"]), (&engine.into(), &precision.into()));
-            assert!(line["span_ns"].as_u64().unwrap() > 0, "{line}");
+            let (span, turn) = (line["span_ns"].as_u64().unwrap(), line["turn_ns"].as_u64());
+            assert_eq!(
+                turn.map(|turn| turn > span && span > 0),
+                (launch == "self").then_some(true),
+                "{line}"
+            );
             if matches!(launch, "self" | "while") {
                 let number = |name: &str| line.pointer(name).and_then(Value::as_f64).unwrap();
                 assert_eq!(line["clock"], "the GPU's global timer");

@@ -148,6 +148,11 @@ impl Instance {
 
     /// The same kernels as a graph that launches itself, `turns` times, or until it is cancelled for 0.
     pub fn self_launching(self, turns: u32) -> Result<SelfLaunchingInstance, EngineError> {
+        Ok(SelfLaunchingInstance { graph: self.relaunched(turns, self.stamps.as_ref())?, instance: self })
+    }
+
+    /// That graph. The caller keeps the instance until it has ended.
+    pub(super) fn relaunched(&self, turns: u32, stamps: Option<&Stamps>) -> gpu::Result<SelfLaunching> {
         let steps = self.loaded.plan.steps.len();
         // The last two leave room for the kernel that launches the next turn.
         let last_two = steps.saturating_sub(2);
@@ -156,10 +161,8 @@ impl Instance {
             move |stream: &Stream| steps.into_iter().try_for_each(|at| put(loaded, memory, at, stream))
         };
         let (first, last) = (part(0..last_two), part(last_two..steps));
-        let (module, stamps) = (&self.loaded.code.module, self.stamps.as_ref());
         // SAFETY: as in `new`; the instance keeps its stamps as well.
-        let graph = unsafe { SelfLaunching::of_capture_beside(module, turns, stamps, first, last) }?;
-        Ok(SelfLaunchingInstance { graph, instance: self })
+        unsafe { SelfLaunching::of_capture_beside(&self.loaded.code.module, turns, stamps, first, last) }
     }
 
     /// As [`Self::self_launching`], by a WHILE node whose body has the kernels.

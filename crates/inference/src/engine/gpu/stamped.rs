@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use gpu::{Graph, Staging, Stamp, Stamps, Stream, stamp_unit};
+use gpu::{GpuTimer, Graph, Staging, Stamp, Stamps, Stream, stamp_unit};
 
 use super::code::module;
 use super::instance::{self, Instance, SelfLaunchingInstance};
@@ -27,17 +27,27 @@ impl Instance {
         Ok(Stamps::new(&module, runs, self.way())?)
     }
 
-    /// Median GPU times of a run that the host launches, `(span, stamped)`. `stamped` is from the first
-    /// kernel's begin to the begin of the stamp behind the last one. `span` is `stamped` less the time of a
-    /// graph of the two stamps alone. That time holds the gap before the last stamp and the first stamp's own
-    /// time: `span` is too short rather than too long.
+    /// Median GPU times of a run that the host launches, `(span, stamped)`: from the first kernel's begin to
+    /// the last one's end, and with the gap to the stamps before and behind them. Each gap is taken to be as
+    /// long as the time of a graph of the two stamps alone.
     pub fn spans(&self, runs: usize) -> Result<(Duration, Duration), EngineError> {
         let stamps = self.new_stamps(runs)?;
         let empty = self.stamped(&stamps, runs, |_| Ok(()))?;
         stamps.clear(self.way())?;
         let model = |stream: &Stream| instance::put_all(&self.loaded, &self.memory, stream);
         let stamped = self.stamped(&stamps, runs, model)?;
-        Ok((stamped.saturating_sub(empty), stamped))
+        Ok((stamped.saturating_sub(2 * empty), stamped))
+    }
+
+    /// The GPU's time of a turn of the graph that launches itself, without stamps: the mean of so many. The
+    /// first one's launch is in it.
+    pub fn turn(&self, turns: u32) -> Result<Duration, EngineError> {
+        let mut timer = GpuTimer::new(self.stream.context())?;
+        let mut graph = self.relaunched(turns.max(1), None)?;
+        // SAFETY: what the kernels use lives until the graph has ended, or the context keeps it.
+        unsafe { graph.start_timed(&mut timer) }?;
+        graph.wait(LIMIT)?;
+        Ok(timer.elapsed(LIMIT)? / turns.max(1))
     }
 
     /// The median, from stamp to stamp, of runs that follow one another, with these kernels between.
