@@ -1,4 +1,4 @@
-/*! Sends the answer, or tells the CPU to: a turn's last kernel before the relaunch. Waits for nothing.
+/*! Sends the answer, or tells the CPU to: a turn's last kernel. Waits for nothing.
  *
  * A ring has two blocks for each slot of its client, and no slot is served while its answer is being sent. So
  * there is always room. A refused answer is its prefix alone: the slot's tensors are of an earlier request,

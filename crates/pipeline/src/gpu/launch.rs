@@ -134,8 +134,8 @@ pub fn graph(
     let module: Module = machine.module(&units)?;
     let functions = NAMES.iter().map(|name| module.function(name)).collect::<gpu::Result<Vec<Function>>>()?;
     let before = if told.in_slots { 0 } else { 1 };
-    let record = |stream: &Stream| {
-        for step in (0..4).filter(|step| told.has(*step)) {
+    let first = |stream: &Stream| {
+        for step in (0..3).filter(|step| told.has(*step)) {
             told.put(step, &functions[step], stream)?;
             if step == before {
                 model.record(stream)?;
@@ -143,12 +143,17 @@ pub fn graph(
         }
         Ok(())
     };
+    let send = |stream: &Stream| told.put(3, &functions[3], stream);
     let graph = match again {
+        // The next turn is launched while the answer is sent. A wait that is told to stop ends the chain at
+        // once, a queue that fails at the answer with the turn behind it.
         // SAFETY: what the kernels use is kept as long as the graph; `Recorded` promises it of the model's.
         // The module is the context's until the relaunching kernel, which the graph keeps, is gone.
-        Repeat::Relaunch => unsafe { SelfLaunching::of_capture(&module, 0, None, record) },
+        Repeat::Relaunch => unsafe { SelfLaunching::of_capture_beside(&module, 0, None, first, send) },
         // SAFETY: as above.
-        Repeat::While => unsafe { SelfLaunching::of_while(&module, 0, None, record) },
+        Repeat::While => unsafe {
+            SelfLaunching::of_while(&module, 0, None, |stream| first(stream).and_then(|()| send(stream)))
+        },
     };
     Ok(graph?)
 }
