@@ -41,6 +41,8 @@ fn main() {
         ("kernels/serve.cu", "DB_DEFECT_TWICE"),
         ("kernels/serve.cu", "DB_DEFECT_NO_LIMIT"),
         ("kernels/serve.cu", "DB_DEFECT_NO_MARK"),
+        ("kernels/serve.cu", "DB_DEFECT_PASSED_FOR_LONG"),
+        ("kernels/serve.cu", "DB_DEFECT_STOPS_LATE"),
         ("kernels/ahead.cu", "DB_DEFECT_NOT_IN_TURN"),
         ("tests/kernels/add_one.cu", "DB_DEFECT_NO_GRID_FENCE"),
     ]

@@ -84,9 +84,10 @@ DB_GPU_FN int db_is_late(const struct db_grid *grid, struct db_grid_wait *wait) 
     return db_block_any(!db_block_thread() && db_grid_is_late(grid, wait));
 }
 
-/* Looks for the next turn, or ends if the host wants it: all threads of the I/O block, which then meet. */
-DB_GPU_FN void db_next_turn(const struct db_served *at, struct db_turn *turn, struct db_found &found, struct db_beside beside) {
-    int stops = !db_block_thread() && !(turn->counts.turns & 15) && db_load_acquire_sys32(at->cancel);
+/* Looks for the next turn, or ends if the host wants it: all threads of the I/O block, which then meet.
+ * `is_told`: the wait before has seen that the host does. */
+DB_GPU_FN void db_next_turn(const struct db_served *at, struct db_turn *turn, struct db_found &found, struct db_beside beside, int is_told) {
+    int stops = !db_block_thread() && (is_told || (!(turn->counts.turns & 15) && db_load_acquire_sys32(at->cancel)));
     if (!db_block_any(stops)) {
         db_wait_inputs(at, turn, found, beside);
     } else if (!db_block_thread()) {
@@ -107,11 +108,15 @@ DB_GPU_FN void db_serve(const struct db_served *served, struct db_turn *turn, st
     struct db_grid_wait wait = {0, 0}; /* of the turn that runs */
     const db_u32 thread = db_block_thread();
     db_u32 last = 0;
+    int is_told = 0;
     db_copy_own(own, served, turn);
     for (;;) {
         db_u64 done_ns = 0; /* of the turn behind which the next one was found */
         int begins;
-        db_next_turn(&own.served, &own.turn, found, beside);
+        db_next_turn(&own.served, &own.turn, found, beside, is_told);
+#ifndef DB_DEFECT_STOPS_LATE
+        is_told = found.over == (db_u32)DB_ECANCELED;
+#endif
         begins = own.turn.state == DB_TURN_REQUEST || (own.turn.state == DB_TURN_NONE && !beside.runs);
         if (begins) {
             const int is_good = own.turn.state == DB_TURN_REQUEST && own.turn.status == DB_SLOT_STATUS_OK;

@@ -346,9 +346,8 @@ DB_GPU_FN void db_wait_inputs(const struct db_served *at, struct db_turn *turn, 
             attend |= now || !(wait.turns & 63);
         }
         if (mine.near != DB_NOWHERE) atomicMin(&found.nearest, mine.near);
-        /* One barrier a round: then all agree. Beside a turn a blocked slot is seldom worth a trip. */
-        if (!sends && beside.runs) blocked.near = DB_NOWHERE;
-        if (!db_block_any(mine.near != DB_NOWHERE || blocked.near != DB_NOWHERE || attend)) continue;
+        /* One barrier a round: then all agree. Beside a turn a blocked slot alone is seldom worth a trip. */
+        if (!db_block_any(mine.near != DB_NOWHERE || (blocked.near != DB_NOWHERE && (sends || !beside.runs)) || attend)) continue;
         attend = 0;
         nearest = found.nearest;
         /* Here, since the first thread may write it again behind the barrier of db_attend. */

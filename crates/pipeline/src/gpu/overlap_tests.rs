@@ -37,8 +37,17 @@ impl Running {
 
     /// As [`Self::of`], without a request.
     fn idle(serve: Option<&'static str>, prepare: impl FnOnce(&mut TestPipeline, &mut Peer)) -> Running {
+        Running::with(4, serve, prepare)
+    }
+
+    /// As [`Self::idle`], whose client has so many slots.
+    fn with(
+        slots: u32,
+        serve: Option<&'static str>,
+        prepare: impl FnOnce(&mut TestPipeline, &mut Peer),
+    ) -> Running {
         let mut pipeline = TestPipeline::of(Arrival::Flag, None, None, true);
-        let mut peer = pipeline.join(0, 0, 4);
+        let mut peer = pipeline.join(0, 0, slots);
         pipeline.served.planted = serve.map(|name| (4, Source { twin: &PLANTED, ..resident::SOURCE }, name));
         let gate = pipeline.served.core.machine.host_memory(4096).unwrap();
         let entry = PLANTED.find(GOOD).unwrap().entry();
@@ -59,7 +68,7 @@ impl Running {
 
     /// WQEs that the NIC was told of: two an answer.
     fn posted(&self) -> u32 {
-        u32::from_be((self.peer.word(RECORD) >> 32) as u32)
+        posted(&self.peer)
     }
 
     fn wait_posted(&self, count: u32) {
@@ -87,13 +96,17 @@ impl Running {
     }
 
     fn let_go(&self) {
-        self.gate.words()[0].store(1, Ordering::Release);
+        self.gate.words()[0].store(u32::MAX, Ordering::Release);
     }
 
     fn end(mut self) {
         self.let_go();
         self.pipeline.served.stop(LIMIT).unwrap();
     }
+}
+
+fn posted(peer: &Peer) -> u32 {
+    u32::from_be((peer.word(RECORD) >> 32) as u32)
 }
 
 #[test]
@@ -270,4 +283,69 @@ fn a_block_that_another_waits_for_too_long_ends_the_kernel() {
     let mut running = Running::idle(None, |pipeline, _| limited(&mut pipeline.served, QUIET / 2, 2 * QUIET));
     let error = ends(&mut running);
     assert!(error.contains("waited longer than 100ms"), "{error}");
+}
+
+/// The clients of six turns that run one by one; one has a slot, one has five, and each asks again in a slot
+/// once answered there.
+fn clients_that_ask_again(serve: Option<&'static str>) -> Vec<usize> {
+    let mut many = None;
+    let mut running = Running::with(1, serve, |pipeline, one| {
+        // What the NIC has sent is seen by chance otherwise.
+        pipeline.served.core.tell(offset_of!(db_served, attend_ns), &u64::MAX.to_ne_bytes()).unwrap();
+        let mut peer = pipeline.join(1, 1, 5);
+        pipeline.ask(one, 0, 0.0);
+        for id in 0..5 {
+            pipeline.ask(&mut peer, id, 0.0);
+        }
+        many = Some(peer);
+    });
+    let mut many = many.unwrap();
+    let turn = |nth: u32| {
+        let before = [posted(&running.peer), posted(&many)];
+        running.gate.words()[0].store(nth, Ordering::Release);
+        let client = wait_for("an answer", || {
+            let now = [posted(&running.peer), posted(&many)];
+            (0..2).find(|&client| now[client] == before[client] + 2)
+        });
+        let (peer, slot) =
+            if client == 0 { (&mut running.peer, 0) } else { (&mut many, 1 + before[1] / 2 % 5) };
+        peer.execute(0);
+        peer.answer(slot).unwrap();
+        running.pipeline.ask(peer, u64::from(100 + nth), 0.0);
+        client
+    };
+    let clients = (1..=6).map(turn).collect();
+    running.end();
+    clients
+}
+
+#[test]
+fn a_client_of_one_slot_has_its_turn_beside_one_that_has_always_a_request() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    // Its next request comes beside the second turn. The third may have been found before.
+    let clients = clients_that_ask_again(None);
+    assert!(clients[0] == 0 && clients[2..5].contains(&0), "{clients:?}");
+    let planted = clients_that_ask_again(Some("serve+DB_DEFECT_PASSED_FOR_LONG"));
+    assert_eq!(planted, [0, 1, 1, 1, 1, 1], "the defect is not seen");
+}
+
+/// Answers of four requests that wait, of which the first one runs when the host wants the end.
+fn answers_of_a_stop(serve: Option<&'static str>) -> u32 {
+    let mut running = Running::new(serve);
+    for id in 2..=4 {
+        running.pipeline.ask(&mut running.peer, id, 1.0);
+    }
+    wait_for("the second request", || (running.sequence(1) == 1).then_some(()));
+    running.pipeline.served.mark_stop().unwrap();
+    running.let_go();
+    running.pipeline.served.wait_end(LIMIT).unwrap();
+    running.posted() / 2
+}
+
+#[test]
+fn a_stop_ends_it_though_there_are_requests() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    // The wait for the third request sees the mark.
+    assert_eq!(answers_of_a_stop(None), 3);
+    assert_eq!(answers_of_a_stop(Some("serve+DB_DEFECT_STOPS_LATE")), 4, "the defect is not seen");
 }

@@ -36,7 +36,7 @@ fn add_one(served: &Served, kernel: &str, threads: u32) -> ResidentModel {
     add_one_at(served, twin_entry, threads, None)
 }
 
-/// `gate`: a word that the model waits for while it is 0.
+/// `gate`: words that say how many runs may begin, and how many have.
 pub fn add_one_at(
     served: &Served,
     twin_entry: u64,

@@ -7,7 +7,7 @@ struct add_one {
     db_u64 slots, index, stride, request, answer;
     db_u64 between; /* as many words as numbers */
     db_u64 count;
-    db_u64 gate; /* a word of the host's that the model waits for while it is 0; null: none */
+    db_u64 gate; /* 32-bit words of the host's: how many runs may begin, and how many have; null: no run waits */
 };
 
 /* The first step reverses the numbers, the second adds 1 and reverses back: each reads others' stores. */
@@ -21,8 +21,11 @@ extern "C" __device__ void db_model(unsigned long long model, struct db_grid *gr
     const db_u64 slot = at->slots + grid->slot * at->stride;
     const db_u64 all = (db_u64)db_grid_blocks(grid) * blockDim.x, last = at->count - 1;
     db_u64 nth;
-    if (at->gate && blockIdx.x == 0 && threadIdx.x == 0)
-        while (!db_load_acquire_sys32(at->gate)) (void)db_clock_ns();
+    if (at->gate && blockIdx.x == 0 && threadIdx.x == 0) {
+        const db_u32 begun = db_load_relaxed32((const db_u32 *)at->gate + 1);
+        while (db_load_acquire_sys32(at->gate) <= begun) (void)db_clock_ns();
+        db_store_relaxed32((db_u32 *)at->gate + 1, begun + 1);
+    }
     for (nth = blockIdx.x * blockDim.x + threadIdx.x; nth <= last; nth += all)
         db_store_relaxed32((db_u32 *)at->between + (last - nth), db_load_relaxed32((const db_u32 *)(slot + at->request) + nth));
     if (db_grid_meet(grid)) return;
