@@ -97,7 +97,7 @@ pub struct Setting<'a> {
 }
 
 /// Time between two looks of the kernels across PCIe, while requests come: a look takes 4 us on an H200. A
-/// client that joins or leaves waits so long at most.
+/// client that joins or leaves waits so long at most, and for the turn that runs.
 const ATTEND: Duration = Duration::from_millis(1);
 
 /// The slots of one model, and its clients.
@@ -428,7 +428,13 @@ impl Served {
     }
 
     pub fn counters(&self) -> Counters {
-        let words = &self.core.shared.long_words()[COUNTS / 8..];
+        self.core.counters()
+    }
+}
+
+impl Core {
+    fn counters(&self) -> Counters {
+        let words = &self.shared.long_words()[COUNTS / 8..];
         let count = |nth: usize| words[nth].load(Ordering::Relaxed);
         Counters { turns: count(0), answered: count(1), refused: count(2), sent: count(3), strays: count(4) }
     }

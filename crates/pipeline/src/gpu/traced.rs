@@ -50,9 +50,8 @@ impl Served {
 
     /// Takes a departed client's trace; `None`: nothing is traced. Error: a clock that cannot be read.
     pub fn traced(&mut self, place: u32) -> Result<Option<Trace>, ServedError> {
-        let answered = self.counters().answered;
         let Some(traces) = &mut self.traces else { return Ok(None) };
-        let read = traces.read(answered);
+        let read = traces.read(|| self.core.counters().answered);
         // Taken after an error too: the place's next client has a trace of its own.
         let trace = traces.of.remove(&place).unwrap_or_default();
         read.map(|()| Some(trace))
