@@ -224,7 +224,7 @@ impl Ahead {
             let runs: db_turn = core.lanes.get(offset_of!(db_lanes, runs))?;
             if State::of(&runs)? == State::Request {
                 copies.run(1, self.limit, Arc::clone(core))?;
-                locked(model)().map_err(ServedError::Model)?;
+                launch::run(&mut **locked(model))?;
                 copies.run(2, self.limit, Arc::clone(core))?;
             }
             run(end, &self.shared.of_end(nth as u64))?;

@@ -104,17 +104,20 @@ fn it_ends_when_it_is_told_to_and_at_a_model_s_error() {
         }
         pipeline.served.stop(LIMIT).unwrap();
     }
-    let mut pipeline = TestPipeline::new(Arrival::Flag, None, None);
-    let mut peer = pipeline.join(0, 0, 1);
-    let wait = Duration::from_secs(600).as_nanos() as u64;
-    pipeline.served.core.tell(offset_of!(db_served, wait_ns), &wait.to_ne_bytes()).unwrap();
-    let broken = by_cpu::Model::Called(Box::new(|| Err("it is broken".into())));
-    pipeline.served.prepare_ahead(broken).and_then(|()| pipeline.served.start()).unwrap();
-    // Also while it looks for the next request.
-    pipeline.ask(&mut peer, 1, 1.0);
-    assert_eq!(pipeline.served.wait_end(LIMIT).unwrap_err().to_string(), "the model: it is broken");
-    // It may be started again.
-    pipeline.served.start().and_then(|()| pipeline.served.stop(LIMIT)).unwrap();
+    for (panics, why) in [(false, "it is broken"), (true, "it has panicked")] {
+        let mut pipeline = TestPipeline::new(Arrival::Flag, None, None);
+        let mut peer = pipeline.join(0, 0, 1);
+        let wait = Duration::from_secs(600).as_nanos() as u64;
+        pipeline.served.core.tell(offset_of!(db_served, wait_ns), &wait.to_ne_bytes()).unwrap();
+        let broken = move || if panics { panic!("planted") } else { Err("it is broken".into()) };
+        let model = by_cpu::Model::Called(Box::new(broken));
+        pipeline.served.prepare_ahead(model).and_then(|()| pipeline.served.start()).unwrap();
+        // Also while it looks for the next request.
+        pipeline.ask(&mut peer, 1, 1.0);
+        assert_eq!(pipeline.served.wait_end(LIMIT).unwrap_err().to_string(), format!("the model: {why}"));
+        // It may be started again.
+        pipeline.served.start().and_then(|()| pipeline.served.stop(LIMIT)).unwrap();
+    }
 }
 
 #[test]

@@ -206,7 +206,7 @@ impl Turns {
                 if is_turn {
                     steps.run(1, LIMIT, Arc::clone(kept))?;
                     if asked.status == u32::from(Status::Ok.number()) {
-                        model().map_err(ServedError::Model)?;
+                        launch::run(model)?;
                     }
                     steps.run(2, LIMIT, Arc::clone(kept))?;
                     steps.run(3, LIMIT, Arc::clone(kept))?;

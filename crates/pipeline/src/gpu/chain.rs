@@ -23,7 +23,7 @@ fn turns(core: &Arc<Core>, steps: &Steps, model: &Mutex<Box<Model>>) -> Result<(
         for step in 0..4 {
             // A model in the slots runs in each turn, as in a graph; without a request nothing is sent.
             if step == 2 && (core.told.in_slots || core.turn_now()?.1 == State::Request) {
-                model().map_err(ServedError::Model)?;
+                launch::run(&mut **model)?;
             }
             if core.told.has(step) {
                 steps.run(step, core.wait, Arc::clone(core))?;
@@ -39,7 +39,7 @@ impl Served {
         self.on_end = Some(call);
     }
 
-    /// Tells the chain to end after the turn that runs.
+    /// Tells the chain to end: after the turn that runs, or within 16 turns where it waits beside a run.
     pub fn cancel(&self) {
         self.core.shared.words()[0].store(1, Ordering::Release);
         if let Runs::Graph { graph, .. } = &self.runs {
@@ -48,7 +48,8 @@ impl Served {
     }
 
     /// Marks the host's own slot as stop: the waiting kernel's next round sees it, and the chain ends after
-    /// that turn. The release poisons a client's slot; here no client stops the server. A start clears it.
+    /// the turn that it finds. The release poisons a client's slot; here no client stops the server. A start
+    /// clears it.
     pub fn mark_stop(&self) -> Result<(), ServedError> {
         self.core.mark(STOP)
     }
@@ -126,13 +127,17 @@ impl Served {
 
     /// Starts the chain that was prepared, and again when it has ended and was waited for.
     pub fn start(&mut self) -> Result<(), ServedError> {
+        if matches!(self.runs, Runs::Not) {
+            return refuse("it has no model");
+        }
+        if self.may_run() {
+            return refuse("it runs already");
+        }
+        // Of a chain that has ended: one that runs may be told to stop.
         self.core.mark(0)?;
         self.core.shared.words()[0].store(0, Ordering::Release);
         match &mut self.runs {
-            Runs::Not => return refuse("it has no model"),
-            Runs::Thread { thread: Some(_), .. } | Runs::Graph { is_started: true, .. } => {
-                return refuse("it runs already");
-            }
+            Runs::Not => {}
             Runs::Thread { of, thread, has_ended } => {
                 has_ended.store(false, Ordering::Release);
                 type Wait = Box<dyn FnOnce() -> Result<(), ServedError> + Send>;
@@ -187,7 +192,7 @@ impl Served {
         }
     }
 
-    /// Ends after the turn that runs. Errors: what went wrong in it; `Deadline`, and then it still runs.
+    /// Cancels it and waits. Errors: what went wrong in a turn; `Deadline`, and then it still runs.
     pub fn stop(&mut self, limit: Duration) -> Result<(), ServedError> {
         self.cancel();
         self.wait_end(limit)

@@ -31,6 +31,12 @@ pub(super) const IO_BLOCK: &[(&str, &str)] = &[
 /// Computes outputs of inputs. Error: why it does not, for people; it ends the chain.
 pub type Model = dyn FnMut() -> Result<(), String> + Send;
 
+/// Runs a model. One that panics is one that fails: what waits for its turn must hear of it.
+pub(super) fn run(model: &mut Model) -> Result<(), ServedError> {
+    let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(model));
+    ran.unwrap_or_else(|_| Err("it has panicked".into())).map_err(ServedError::Model)
+}
+
 /// A turn's kernels in order, the model's between take and put, which only a model with buffers needs.
 pub const SOURCES: [Source; 4] = [
     Source { name: "wait.cu", text: include_str!("../../kernels/wait.cu"), headers: HEADERS, twin: &KERNELS },

@@ -10,7 +10,7 @@ use rdma_shim::kernel::Machine;
 use super::Model;
 use super::instance::{Instance, LIMIT, copy, failed, places};
 use crate::cpu::{CpuError, Job, Memory, Offload};
-use crate::gpu::{ServedError, buffers, refuse};
+use crate::gpu::{ServedError, buffers, launch, refuse};
 use crate::trace::OffloadTimes;
 
 /// Instances of the model.
@@ -138,7 +138,7 @@ impl Fair {
                     unsafe { copy(*input, self.start[1] + at as u64, bytes) };
                 }
                 let computes = begun.elapsed();
-                model().map_err(ServedError::Model)?;
+                launch::run(model)?;
                 let computed = begun.elapsed();
                 for ((at, bytes), output) in answers {
                     // SAFETY: as above.

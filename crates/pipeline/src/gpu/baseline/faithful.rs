@@ -256,7 +256,7 @@ fn launch_one(
             let times = times(Instant::now());
             shared.turn.words()[SLOT].store(job.slot, Ordering::Release);
             steps.run(1, LIMIT, Arc::clone(shared))?;
-            model().map_err(ServedError::Model)?;
+            launch::run(model)?;
             steps.run(2, LIMIT, Arc::clone(shared))?;
             Ok(Launch { job, ended: None, times })
         }

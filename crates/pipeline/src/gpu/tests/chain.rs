@@ -82,11 +82,26 @@ fn the_twin_s_chain_wakes_at_a_stop_and_at_a_model_s_error() {
     ended.recv_timeout(SOON).unwrap();
     let error = pipeline.served.wait_end(SOON).unwrap_err().to_string();
     assert_eq!(error, "the model: it is broken");
-    // It may be started again, and be told again.
+    // It may be started again, and be told again: a start that is refused takes nothing back.
     pipeline.served.start().unwrap();
+    pipeline.served.cancel();
     assert!(matches!(pipeline.served.start(), Err(ServedError::Refused(_))));
-    pipeline.served.stop(SOON).unwrap();
     ended.recv_timeout(SOON).unwrap();
+    pipeline.served.wait_end(SOON).unwrap();
+}
+
+#[test]
+fn a_chain_whose_model_panics_has_ended_and_says_why() {
+    need!(has_compiler(), cc, "a C++ compiler");
+    let mut pipeline = TestPipeline::new(Arrival::Flag, None, None);
+    let mut peer = pipeline.join(0, 0, 1);
+    let ended = ends(&mut pipeline.served);
+    pipeline.served.prepare_by_cpu(|| panic!("planted")).and_then(|()| pipeline.served.start()).unwrap();
+    pipeline.ask(&mut peer, 1, 1.0);
+    ended.recv_timeout(SOON).unwrap();
+    assert!(!pipeline.served.is_running().unwrap());
+    let error = pipeline.served.wait_end(SOON).unwrap_err().to_string();
+    assert_eq!(error, "the model: it has panicked");
 }
 
 /// Whether a chain of turns ends when the host's own slot is marked as stop, and again after a restart.
