@@ -127,9 +127,6 @@ impl Served {
 
     /// Starts the chain that was prepared, and again when it has ended and was waited for.
     pub fn start(&mut self) -> Result<(), ServedError> {
-        if matches!(self.runs, Runs::Not) {
-            return refuse("it has no model");
-        }
         if self.may_run() {
             return refuse("it runs already");
         }
@@ -137,7 +134,7 @@ impl Served {
         self.core.mark(0)?;
         self.core.shared.words()[0].store(0, Ordering::Release);
         match &mut self.runs {
-            Runs::Not => {}
+            Runs::Not => return refuse("it has no model"),
             Runs::Thread { of, thread, has_ended } => {
                 has_ended.store(false, Ordering::Release);
                 type Wait = Box<dyn FnOnce() -> Result<(), ServedError> + Send>;

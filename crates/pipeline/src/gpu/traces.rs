@@ -51,7 +51,7 @@ fn sample(steps: &db_steps, nic: &Clock, clocks: &[ClockSample; 2]) -> (Sample, 
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Record,
-    /// The record of the lap before: the answer was counted, and its record is under way.
+    /// The record of the lap before: the kernel has counted the answer, whose record is not here yet.
     Due,
     /// Another one has been written over it, or is.
     Lost,
@@ -63,7 +63,7 @@ fn found(number: u64, written: u32, answered: u64) -> Found {
     let before = number.checked_sub(lap).map_or(0, |before| (before as u32).wrapping_add(1));
     if written == before {
         Found::Due
-    // The record of the answer behind the last one may be under way.
+    // A kernel may be storing the record of the next answer.
     } else if written == (number as u32).wrapping_add(1) && number + lap > answered {
         Found::Record
     } else {
